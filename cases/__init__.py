@@ -1,0 +1,37 @@
+"""Which questions do we ask: every op by name, its case space, and the inputs of each case.
+
+An op is a name `family.what`; the rooms `cases`, `oracle` and `impl` hold a module of that name each, found by
+`op_module`. Listing ops and cases imports no kernel and no kernel language.
+"""
+
+import importlib
+from types import ModuleType
+from typing import Literal
+
+OPS: tuple[str, ...] = (
+    "formats.cast",
+    "cache.kv_record_write",
+    "cache.kv_gather_dequant",
+    "sparse_mla.decode_splits",
+    "sparse_mla.decode",
+)
+
+
+class UnknownOp(ValueError):
+    """An op name that `OPS` does not hold; the message lists the names that it does."""
+
+
+def op_module(room: Literal["cases", "oracle", "impl"], op: str) -> ModuleType:
+    """The module of `op` in `room`; raises `UnknownOp` for a name that is not in `OPS`."""
+    if op not in OPS:
+        raise UnknownOp(f"unknown op {op!r}: known ops are {', '.join(OPS)}")
+    return importlib.import_module(f"{room}.{op}")
+
+
+def ops_named(name: str) -> tuple[str, ...]:
+    """The ops that `name` selects: an op itself, or all ops of a family; raises `UnknownOp` when there is none."""
+    chosen = tuple(op for op in OPS if name in (op, op.partition(".")[0]))
+    if not chosen:
+        families = sorted({op.partition(".")[0] for op in OPS})
+        raise UnknownOp(f"unknown op {name!r}: known ops are {', '.join(OPS)}; known families are {', '.join(families)}")
+    return chosen

@@ -1,0 +1,1 @@
+"""What do we ask of the kernels that write and read paged caches?"""

@@ -1,0 +1,1 @@
+"""What do we ask of casts between number formats?"""

@@ -1,0 +1,1 @@
+"""Sparse MLA attention over packed KV records."""

@@ -1,0 +1,1 @@
+"""Where a kernel runs: the faithful interpreter on a CPU, or a device."""

@@ -1,0 +1,1 @@
+"""Who casts between number formats?"""

@@ -1,0 +1,44 @@
+"""What is an implementation, to those who run it?"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from cases import op_module
+from cases.case import Case
+from cases.precision import Precision
+
+# Where an implementation can run. `interpreter`: Triton's interpreter on the CPU, corrected; `cuda`, `hip`: a device.
+Execution = Literal["interpreter", "cuda", "hip"]
+EXECUTIONS: tuple[Execution, ...] = ("interpreter", "cuda", "hip")
+
+
+@dataclass(frozen=True)
+class Impl:
+    """One implementation of one op.
+
+    name: `<library>-<route>`, such as `ours-triton`, `vllm-triton`, `torch-bf16`.
+    run: inputs to outputs; the inputs already lie on the execution's device, output memory is poisoned.
+    unsupported: every reason why this case cannot be run on this execution, found by looking, never by trying.
+    precision: the rounding points on this execution.
+    compile_key: cases with the same key share compiled code, so that a worker runs them together.
+    source: the bytes that decide what the implementation computes, for the record's fingerprint.
+    """
+
+    name: str
+    run: Callable[[Any], Any]
+    unsupported: Callable[[Case, Execution], list[str]]
+    precision: Callable[[Case, Execution], Precision]
+    compile_key: Callable[[Case], str]
+    source: Callable[[], bytes]
+
+
+def implementations(op: str) -> tuple[Impl, ...]:
+    """Everyone who answers `op`, whether or not they can answer here."""
+    impls: tuple[Impl, ...] = op_module("impl", op).IMPLS
+    return impls
+
+
+def device_of(execution: Execution) -> str:
+    """The torch device on which inputs must lie for an execution."""
+    return "cpu" if execution == "interpreter" else "cuda"

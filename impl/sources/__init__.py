@@ -1,0 +1,1 @@
+"""Where the kernels that other people wrote are found."""

@@ -1,0 +1,199 @@
+"""Who answers sparse MLA decode, and what can each of them not be asked?"""
+
+from __future__ import annotations
+
+import ast
+import functools
+import importlib
+import importlib.util
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import cast
+
+import torch
+
+from cases.case import Case
+from cases.precision import Precision
+from cases.sparse_mla.decode import DecodeCase, DecodeInputs, DecodeOutputs
+from impl.implementation import Execution, Impl
+from impl.sources import settings, vllm
+from impl.sources.source_tree import source_tree
+from impl.sparse_mla import splits as split_rules
+
+VLLM_MODULE = "vllm.v1.attention.ops.rocm_aiter_mla_sparse"
+VLLM_WRAPPER = "rocm_sparse_attn_decode"
+VLLM_HEURISTICS: Mapping[str, str] = {"gfx942": "_decode_num_splits", "gfx950": "_decode_gfx950_num_splits"}
+
+_HERE = Path(__file__).parent
+
+
+def _lazily(module: str) -> Callable[[DecodeInputs], DecodeOutputs]:
+    def run(inputs: DecodeInputs) -> DecodeOutputs:
+        return cast(DecodeOutputs, importlib.import_module(f"impl.sparse_mla.{module}").run(inputs))
+
+    return run
+
+
+def _bytes_of(*names: str) -> Callable[[], bytes]:
+    return lambda: b"".join((_HERE / name).read_bytes() for name in names)
+
+
+def _without_triton() -> list[str]:
+    return [] if importlib.util.find_spec("triton") else ["triton is not installed"]
+
+
+def _ours_reasons(case: Case, execution: Execution) -> list[str]:
+    del case, execution
+    return _without_triton()
+
+
+def _torch_reasons(case: Case, execution: Execution) -> list[str]:
+    del case, execution
+    return []
+
+
+def _vllm_reasons(case: Case, execution: Execution) -> list[str]:
+    assert isinstance(case, DecodeCase)
+    path = settings.vllm_path()
+    reasons = _without_triton()
+    forced = VLLM_HEURISTICS.get(case.arch) if case.splits else None
+    reasons += _missing(path, (VLLM_WRAPPER, *([forced] if forced else [])))
+    reads = "float8_e4m3fnuz" if case.arch == "gfx942" else "float8_e4m3fn"
+    if case.main_encoding != reads:
+        reasons.append(f"main_encoding={case.main_encoding}: vLLM on {case.arch} reads the main cache as {reads}")
+    if case.extra_length >= 0 and case.extra_encoding != "float8_e4m3fn":
+        reasons.append(f"extra_encoding={case.extra_encoding}: vLLM reads the extra cache as float8_e4m3fn everywhere")
+    if case.arch == "gfx942" and execution == "cuda":
+        reasons.append("arch=gfx942: its main cache is float8_e4m3fnuz, and Triton has no FNUZ types on NVIDIA devices")
+    if case.arch == "other" and case.splits > 1:
+        reasons.append(f"splits={case.splits}: vLLM has no split route on arch=other")
+    if not reasons:
+        known = _parameters(path)
+        for asked, name, axis in (
+            (case.trust_extra, "extra_cache_nan_free", "trust_extra=yes"),
+            (case.adaptive, "adaptive_splits", "adaptive=yes"),
+            (case.rotation != "none", "inv_rope_positions", f"rotation={case.rotation}"),
+            (case.output == "mxfp8", "output_mxfp8", "output=mxfp8"),
+        ):
+            if asked and name not in known:
+                reasons.append(f"{axis}: this vLLM's {VLLM_WRAPPER} has no {name}")
+    return reasons
+
+
+def vllm_loader(arch: vllm.Architecture, device: torch.device) -> vllm.Loader:
+    """What loads the configured vLLM for `arch`, to run on `device`: on the CPU, in Triton's interpreter."""
+    on_gpu = "hip" if torch.version.hip is not None else "cuda"
+    execution = "interpreter" if device.type == "cpu" else on_gpu
+    return vllm.load(vllm.locate(settings.vllm_path()), vllm.Platform(arch), execution)
+
+
+@functools.cache
+def _missing(path: Path | None, names: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple(vllm.unsupported(path, {VLLM_MODULE: names}))
+
+
+@functools.cache
+def _parameters(path: Path | None) -> frozenset[str]:
+    """The parameters of the wrapper, from its text."""
+    bound = source_tree(vllm.locate(path).root, "vllm").module(VLLM_MODULE).bindings[VLLM_WRAPPER][-1].statement
+    if not isinstance(bound, ast.FunctionDef):
+        return frozenset()
+    return frozenset(arg.arg for arg in (*bound.args.posonlyargs, *bound.args.args, *bound.args.kwonlyargs))
+
+
+def _vllm_source() -> bytes:
+    return cast(bytes, importlib.import_module("impl.sparse_mla.decode_vllm").fingerprint())
+
+
+# CUDA's and ROCm's exp are a product with log2(e) and an approximate exp2 of 2 ulps; the product's rounding adds half
+# an ulp for every unit of the exponent, and what lies far below the maximum weighs nothing.
+_DEVICE_EXPONENTIAL = 8.0
+_INTERPRETED_EXPONENTIAL = 1.0
+
+
+def _exponential(execution: Execution) -> float:
+    return _INTERPRETED_EXPONENTIAL if execution == "interpreter" else _DEVICE_EXPONENTIAL
+
+
+def _ours_precision(case: Case, execution: Execution) -> Precision:
+    del case
+    return Precision(
+        exponential_ulps=_exponential(execution),
+        flushes=execution != "interpreter",
+        note="scores, sums and partials fp32; exp(score - max) to bf16 for the values; sums take it unrounded",
+    )
+
+
+def _torch_precision(case: Case, execution: Execution) -> Precision:
+    del case
+    return Precision(
+        exponential_ulps=_exponential(execution),
+        flushes=execution != "interpreter",
+        note="torch fp32 products without TF32; exp(score - max) to bf16 for the values",
+    )
+
+
+def _vllm_precision(case: Case, execution: Execution) -> Precision:
+    assert isinstance(case, DecodeCase)
+    base = "exp2 of scores scaled by log2(e)" if case.arch == "gfx950" else "exp of scaled scores"
+    return Precision(
+        exponential_ulps=_exponential(execution),
+        output="bfloat16",
+        flushes=execution != "interpreter",
+        note=f"{base}; exp(score - max) to bf16 for the values; other outputs than MXFP8 are bf16, copied",
+    )
+
+
+def _splits(case: DecodeCase) -> int:
+    """The split count as far as the axes tell: a ragged call's true capacity is in its data."""
+    if case.splits:
+        return case.splits
+    load = split_rules.load_of(
+        case.queries,
+        case.heads,
+        case.queries * case.main_length,
+        case.queries * max(0, case.extra_length),
+        case.compute_units,
+    )
+    return split_rules.split_count(case.arch, load)
+
+
+def _compile_key(case: Case) -> str:
+    assert isinstance(case, DecodeCase)
+    parts = (
+        case.arch, _splits(case), case.adaptive, case.extra_length >= 0, case.main_encoding, case.extra_encoding,
+        case.trust_extra, case.sink == "absent", case.rotation != "none", case.output, case.integers, case.layout,
+    )  # fmt: skip
+    return "/".join(str(part) for part in parts)
+
+
+def _torch_key(case: Case) -> str:
+    return case.op
+
+
+IMPLS: tuple[Impl, ...] = (
+    Impl(
+        name="ours-triton",
+        run=_lazily("decode_triton"),
+        unsupported=_ours_reasons,
+        precision=_ours_precision,
+        compile_key=_compile_key,
+        source=_bytes_of("decode_triton.py", "decode_call.py", "splits.py"),
+    ),
+    Impl(
+        name="vllm-triton",
+        run=_lazily("decode_vllm"),
+        unsupported=_vllm_reasons,
+        precision=_vllm_precision,
+        compile_key=_compile_key,
+        source=_vllm_source,
+    ),
+    Impl(
+        name="torch-bf16",
+        run=_lazily("decode_torch"),
+        unsupported=_torch_reasons,
+        precision=_torch_precision,
+        compile_key=_torch_key,
+        source=_bytes_of("decode_torch.py", "decode_call.py"),
+    ),
+)

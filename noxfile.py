@@ -1,0 +1,180 @@
+"""Which commands does a newcomer, a continuous integration run and a developer give, and on what do they run?
+
+    nox -s sweep     the main job: judge every op here, then write the HTML report
+    nox -s tests     the tests of the harness
+    nox -s lint | types | build | bench | prove | vllm
+
+Arguments after `--` go to the command behind the session. A torch that the interpreter running nox already has is used
+as it is, with its triton and numpy, by linking its site-packages into the session; otherwise the sessions install
+`$MLA_ORACLE_TORCH` (default `torch==2.13.0`) and the extra `standalone`.
+"""
+
+import importlib.metadata
+import importlib.util
+import os
+import sysconfig
+import time
+import zipfile
+from pathlib import Path
+
+import nox
+
+nox.needs_version = ">=2024.4.15"
+nox.options.default_venv_backend = "venv"
+nox.options.reuse_existing_virtualenvs = True
+nox.options.sessions = ["lint", "types", "tests", "sweep"]
+
+HERE = Path(__file__).parent
+TORCH = os.environ.get("MLA_ORACLE_TORCH", "torch==2.13.0")
+VLLM = "0.33.0"
+# The host's builds are never replaced: triton comes under several distribution names on ROCm images.
+HOST_PINNED = ("torch", "triton", "pytorch-triton-rocm", "triton-rocm", "numpy")
+
+
+def host_has_torch() -> bool:
+    """Whether the interpreter that runs nox can import torch."""
+    return importlib.util.find_spec("torch") is not None
+
+
+def install(session: nox.Session, *extras: str) -> None:
+    """The project, editable, with extras, on the host's torch or on one of the session's own."""
+    if host_has_torch():
+        link_host(session)
+        chosen = extras
+    else:
+        session.install(TORCH)
+        chosen = ("standalone", *extras)
+    session.install("-e", f".[{','.join(chosen)}]" if chosen else ".", *constraints(session))
+
+
+def link_host(session: nox.Session) -> None:
+    """Let the session import what the host's site-packages hold, behind its own."""
+    purelib = session.run(
+        "python", "-c", "import sysconfig; print(sysconfig.get_path('purelib'))", silent=True, log=False
+    )
+    paths = dict.fromkeys((sysconfig.get_path("purelib"), sysconfig.get_path("platlib")))
+    Path(str(purelib).strip(), "mla_oracle_host.pth").write_text("\n".join(paths) + "\n")
+
+
+def constraints(session: nox.Session) -> list[str]:
+    """pip's arguments that keep torch, triton and numpy at the versions that are there."""
+    if not host_has_torch():
+        return []
+    found = []
+    for name in HOST_PINNED:
+        try:
+            found.append(f"{name}=={importlib.metadata.version(name)}")
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    path = Path(session.create_tmp(), "host.txt")
+    path.write_text("\n".join(found) + "\n")
+    return ["-c", str(path)]
+
+
+def run_name(kind: str) -> str:
+    """A fresh directory name under runs/."""
+    return f"runs/{time.strftime('%Y%m%d-%H%M%S')}-{kind}"
+
+
+@nox.session
+def sweep(session: nox.Session) -> None:
+    """Judge every op on this machine and write the report; arguments go to `mla-oracle sweep`."""
+    install(session)
+    arguments = list(session.posargs)
+    out = next((b for a, b in zip(arguments, arguments[1:], strict=False) if a == "--out"), None)
+    if out is None and "--resume" not in arguments:
+        out = run_name("sweep")
+        arguments += ["--out", out]
+    try:
+        session.run("mla-oracle", "sweep", *arguments)
+    finally:
+        if out is not None and Path(out).is_dir():
+            session.run("mla-oracle", "report", out)
+
+
+@nox.session
+def tests(session: nox.Session) -> None:
+    """The tests, on two workers; arguments go to pytest."""
+    install(session, "tests")
+    session.run("pytest", "-n", "2", *session.posargs, env={"OMP_NUM_THREADS": "1"})
+
+
+@nox.session
+def lint(session: nox.Session) -> None:
+    """ruff and the layering contracts; needs no torch."""
+    session.install("ruff>=0.9", "import-linter>=2.1")
+    session.run("ruff", "check", ".")
+    session.run("ruff", "format", "--check", ".")
+    session.run("lint-imports", env={"PYTHONPATH": str(HERE)})
+
+
+@nox.session
+def types(session: nox.Session) -> None:
+    """mypy, strict, on the four rooms; needs torch for its types."""
+    install(session, "types")
+    session.run("mypy", *session.posargs)
+
+
+@nox.session
+def build(session: nox.Session) -> None:
+    """The wheel, which holds exactly the four packages."""
+    session.install("build")
+    out = Path(session.create_tmp(), "dist")
+    for old in out.glob("*.whl"):
+        old.unlink()
+    session.run("python", "-m", "build", "--wheel", "--outdir", str(out), silent=True)
+    wheel = next(out.glob("*.whl"))
+    with zipfile.ZipFile(wheel) as archive:
+        tops = {name.split("/", 1)[0] for name in archive.namelist()}
+        missing = sorted(
+            str(path)
+            for room in ("cases", "oracle", "impl", "reports")
+            for path in (HERE / room).rglob("*")
+            if path.is_file() and path.suffix in {".py", ".j2", ".html", ".css", ".js"}
+            if "__pycache__" not in path.parts
+            if str(path.relative_to(HERE)) not in archive.namelist()
+        )
+    packages = {top for top in tops if not top.endswith(".dist-info")}
+    if packages != {"cases", "oracle", "impl", "reports"}:
+        session.error(f"the wheel holds {sorted(packages)}: should be cases, impl, oracle and reports")
+    if missing:
+        session.error(f"the wheel lacks {missing[0]} and {len(missing) - 1} more")
+    session.log(f"{wheel.name} holds exactly cases, impl, oracle and reports")
+
+
+@nox.session
+def bench(session: nox.Session) -> None:
+    """Times of the reference, the interpreter and the sweep on this machine; no pass or fail."""
+    install(session)
+    session.run("python", "-m", "reports.bench", *session.posargs)
+
+
+@nox.session
+def prove(session: nox.Session) -> None:
+    """Kill matrix, false alarms and tightness; arguments go to `mla-oracle prove`."""
+    install(session)
+    session.run("mla-oracle", "prove", *session.posargs)
+
+
+@nox.session
+def vllm(session: nox.Session) -> None:
+    """Judge vLLM's own kernels: `$MLA_ORACLE_VLLM`, or the Python files of the released wheel, downloaded once."""
+    install(session)
+    source = os.environ.get("MLA_ORACLE_VLLM")
+    if source is None:
+        root = Path(session.cache_dir, f"vllm-{VLLM}")
+        if not (root / "vllm").is_dir():
+            download = Path(session.create_tmp(), "wheel")
+            session.run("pip", "download", f"vllm=={VLLM}", "--no-deps", "--dest", str(download), silent=True)
+            wheel = next(download.glob("vllm-*.whl"))
+            with zipfile.ZipFile(wheel) as archive:
+                archive.extractall(root, [name for name in archive.namelist() if name.endswith(".py")])
+            wheel.unlink()
+        source = str(root)
+    out = run_name("vllm")
+    arguments = list(session.posargs) or ["--op", "sparse_mla.decode", "--impl", "vllm-triton"]
+    try:
+        session.run("mla-oracle", "sweep", "--vllm", source, "--out", out, *arguments)
+    finally:
+        if Path(out).is_dir():
+            session.run("mla-oracle", "report", out)

@@ -1,0 +1,1 @@
+"""What is right for sparse MLA attention over packed KV records."""

@@ -1,0 +1,1 @@
+"""What happened: run, record, compare, gate and render."""

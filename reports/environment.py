@@ -1,0 +1,106 @@
+"""What machine and which versions gave this answer?
+
+Versions come from the installed distributions' metadata, so that describing an environment imports no kernel language.
+"""
+
+import importlib.metadata
+import importlib.util
+import platform
+import subprocess
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from impl.implementation import Execution
+from reports.record import Environment
+
+# ROCm images ship Triton under other distribution names.
+_TRITON_NAMES = ("triton", "pytorch-triton-rocm", "triton-rocm", "pytorch-triton")
+
+
+def environment(on: Execution, vllm: Path | None = None) -> Environment:
+    """The environment of this process for an execution; `vllm` is the tree that the user pointed at, if any."""
+    device, driver = (_processor(), "") if on == "interpreter" else _device()
+    return Environment(
+        machine=f"{platform.system()} {platform.machine()}",
+        python=platform.python_version(),
+        torch=str(torch.__version__),
+        triton=_first_version(*_TRITON_NAMES),
+        numpy=np.__version__,
+        device=device,
+        driver=driver,
+        vllm=_tree(vllm) if vllm is not None else _first_version("vllm"),
+        aiter=_first_version("amd-aiter", "aiter"),
+        commit=_commit(Path(__file__).resolve().parent.parent),
+    )
+
+
+def default_execution() -> Execution:
+    """Where implementations run unless the user says so: the device that torch sees, else the interpreter."""
+    if not torch.cuda.is_available():
+        return "interpreter"
+    return "hip" if torch.version.hip else "cuda"
+
+
+def unavailable(on: Execution) -> list[str]:
+    """Every reason why this machine has no such execution, found by looking; empty when it has."""
+    if on == "interpreter":
+        found = importlib.util.find_spec("triton") is not None
+        return [] if found else ["triton is not installed: only implementations in torch can run"]
+    if not torch.cuda.is_available():
+        return [f"torch {torch.__version__} sees no device"]
+    built_for = "hip" if torch.version.hip else "cuda"
+    return [] if on == built_for else [f"torch {torch.__version__} is built for {built_for}"]
+
+
+def _first_version(*names: str) -> str:
+    for name in names:
+        try:
+            return importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return ""
+
+
+def _processor() -> str:
+    info = Path("/proc/cpuinfo")
+    if info.exists():
+        for line in info.read_text(errors="replace").splitlines():
+            name, _, value = line.partition(":")
+            if name.strip() == "model name":
+                return value.strip()
+    return platform.processor() or "cpu"
+
+
+def _device() -> tuple[str, str]:
+    if not torch.cuda.is_available():
+        return "none", ""
+    properties = torch.cuda.get_device_properties(0)
+    architecture = getattr(properties, "gcnArchName", "") or f"sm_{properties.major}{properties.minor}"
+    driver = f"hip {torch.version.hip}" if torch.version.hip else f"cuda {torch.version.cuda}"
+    return f"{properties.name} ({architecture})", driver
+
+
+def _commit(tree: Path) -> str:
+    """The checked-out commit of a tree, `+` behind it when files differ from it; empty when it is no git checkout."""
+    if not (tree / ".git").exists():
+        return ""
+    commit = _git(tree, "rev-parse", "--short=12", "HEAD")
+    changed = bool(commit) and bool(_git(tree, "status", "--porcelain", "--untracked-files=no"))
+    return commit + ("+" if changed else "")
+
+
+def _tree(path: Path) -> str:
+    commit = _commit(path)
+    return f"{path}@{commit}" if commit else str(path)
+
+
+def _git(tree: Path, *arguments: str) -> str:
+    try:
+        done = subprocess.run(
+            ["git", "-C", str(tree), *arguments], capture_output=True, text=True, timeout=20, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return done.stdout.strip() if done.returncode == 0 else ""

@@ -1,0 +1,271 @@
+"""What becomes of one case on one implementation?
+
+The suspect runs first, on a private copy of the inputs, into poisoned memory; then the memory round its outputs is
+looked at, and only then is the reference computed and the answer judged.
+"""
+
+import contextlib
+import dataclasses
+import hashlib
+import importlib
+import time
+import traceback
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import torch
+
+from cases import op_module
+from cases.case import Case
+from cases.memory import map_tensors, named_tensors, on_device, trespasses
+from cases.precision import Precision
+from impl.implementation import Execution, Impl, device_of
+from oracle.check import Check, Status, verdict_of
+from oracle.laws import Mutant
+from reports.record import Environment, Record, Seconds
+
+# Begins the reason of an error that is not the suspect's: no verdict was reached, and the run is not to be trusted.
+HARNESS = "the harness itself broke in "
+# A mutant explains a failure when the output lies this many times closer to it than to the reference.
+_CLOSER = 4.0
+_DIAGNOSIS_SECONDS = 30.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Trial:
+    """A record with what it was made from: pristine inputs and the suspect's outputs, on the CPU, if there are any."""
+
+    record: Record
+    inputs: Any = None
+    outputs: Any = None
+
+
+class _Stop(Exception):
+    """Ends a trial with its status and reasons."""
+
+    def __init__(self, status: Status, *reasons: str) -> None:
+        super().__init__(status)
+        self.status: Status = status
+        self.reasons = reasons
+
+
+def execute(case: Case, impl: Impl, execution: Execution, environment: Environment, worker: str = "") -> Record:
+    """Run and judge one case; whatever the suspect or the harness raises becomes a record."""
+    return attempt(case, impl, execution, environment, worker).record
+
+
+def attempt(
+    case: Case, impl: Impl, execution: Execution, environment: Environment, worker: str = "", inputs: Any = None
+) -> Trial:
+    """`execute`, keeping inputs and outputs; `inputs` stand in for the built ones. KeyboardInterrupt alone passes."""
+    times: dict[str, float] = {}
+    status: Status = "error"
+    checks: tuple[Check, ...] = ()
+    reasons: tuple[str, ...] = ()
+    diagnosis: tuple[str, ...] = ()
+    precision: Precision | None = None
+    outputs = None
+    source = fingerprint = ""
+    try:
+        oracle, questions = op_module("oracle", case.op), op_module("cases", case.op)
+        with _blame_harness("asking what is unsupported"):
+            missing = impl.unsupported(case, execution) or _unsupported_interpreter(impl, execution)
+        if missing:
+            raise _Stop("unsupported", *missing)
+        with _blame_harness("describing the implementation"):
+            precision = impl.precision(case, execution)
+            source = hashlib.sha256(impl.source()).hexdigest()
+        with _blame_harness("building the inputs"), _timed(times, "build"):
+            inputs = questions.build(case) if inputs is None else inputs
+            used = on_device(inputs, device_of(execution))
+        with _timed(times, "run"):
+            outputs = _run(impl, used, execution)
+        with _blame_harness("looking at the memory"):
+            touched = trespasses(inputs, used, questions.WRITABLE)
+            fingerprint = _fingerprint(outputs)
+        if touched:
+            raise _Stop("memory", *touched)
+        with _blame_harness("judging"), _timed(times, "judge"):
+            checks = tuple(oracle.judge(inputs, outputs, precision))
+            status = verdict_of(checks)
+        if status == "fail":
+            with _blame_harness("diagnosing"):
+                diagnosis = diagnose(oracle, inputs, outputs)
+    except _Stop as stop:
+        status, reasons = stop.status, stop.reasons
+    record = Record(
+        case=case.id,
+        op=case.op,
+        impl=impl.name,
+        on=execution,
+        status=status,
+        checks=checks,
+        reasons=reasons,
+        diagnosis=diagnosis,
+        precision=precision,
+        environment=environment,
+        seconds=Seconds(**times),
+        fingerprint=fingerprint,
+        source=source,
+        worker=worker,
+        finished=time.time(),
+    )
+    return Trial(record, inputs, outputs)
+
+
+@contextlib.contextmanager
+def _timed(times: dict[str, float], part: str) -> Iterator[None]:
+    began = time.perf_counter()
+    try:
+        yield
+    finally:
+        times[part] = time.perf_counter() - began
+
+
+@contextlib.contextmanager
+def _blame_harness(doing: str) -> Iterator[None]:
+    try:
+        yield
+    except _Stop:
+        raise
+    except Exception as error:
+        raise _Stop("error", f"{HARNESS}{doing}: {sentence(error)}") from error
+
+
+def needs_interpreter(impl: Impl, execution: Execution) -> bool:
+    """Whether this implementation's kernels are Triton's and run in its interpreter; `<library>-triton...` by name."""
+    return execution == "interpreter" and "triton" in impl.name.split("-")
+
+
+def _unsupported_interpreter(impl: Impl, execution: Execution) -> list[str]:
+    if not needs_interpreter(impl, execution):
+        return []
+    reasons: list[str] = importlib.import_module("impl.executions.interpreter").unsupported()
+    return reasons
+
+
+def _run(impl: Impl, used: Any, execution: Execution) -> Any:
+    """The suspect's outputs on the CPU; whatever it raises ends the trial as `memory` or `error`."""
+    violation: type[Exception] | None = None
+    watched: contextlib.AbstractContextManager[object] = contextlib.nullcontext()
+    if needs_interpreter(impl, execution):
+        with _blame_harness("repairing the interpreter"):
+            importlib.import_module("impl.executions.interpreter").install()
+            memory_watch = importlib.import_module("impl.executions.memory_watch")
+            violation, watched = memory_watch.MemoryViolation, memory_watch.watch()
+    try:
+        with watched:
+            outputs = impl.run(used)
+            if execution != "interpreter":
+                torch.cuda.synchronize()
+        if not dataclasses.is_dataclass(outputs) or isinstance(outputs, type):
+            raise _Stop("error", f"run returned {type(outputs).__name__}, but should return the op's outputs")
+        return map_tensors(outputs, lambda tensor: tensor.detach().cpu())
+    except _Stop:
+        raise
+    except (Exception, SystemExit) as error:
+        cause = _cause(error)
+        if violation is not None and isinstance(cause, violation):
+            raise _Stop("memory", *(line.strip() for line in str(cause).splitlines() if line.strip())) from error
+        raise _Stop("error", sentence(cause)) from error
+
+
+def _cause(error: BaseException) -> BaseException:
+    """What a kernel raised, where Triton's interpreter wrapped it."""
+    while type(error).__name__ == "InterpreterError" and error.__cause__ is not None:
+        error = error.__cause__
+    return error
+
+
+def sentence(error: BaseException) -> str:
+    """An exception as one sentence: its type, the first line of its message, and the line of code that raised it."""
+    lines = str(error).strip().splitlines()
+    frames = traceback.extract_tb(error.__traceback__)
+    place = f" ({Path(frames[-1].filename).name}:{frames[-1].lineno})" if frames else ""
+    return f"{type(error).__name__}: {lines[0] if lines else 'no message'}{place}"
+
+
+def device_is_dead(execution: Execution) -> bool:
+    """Whether the device answers no more in this process, as after an illegal access; then the process must end."""
+    if execution == "interpreter":
+        return False
+    try:
+        torch.cuda.synchronize()
+        torch.zeros(1, device=device_of(execution)).add_(1).item()
+    except Exception:
+        return True
+    return False
+
+
+def _fingerprint(outputs: Any) -> str:
+    """SHA-256 over names, forms and bytes of all outputs in the order of their names."""
+    digest = hashlib.sha256()
+    for name, tensor in sorted(named_tensors(outputs)):
+        digest.update(f"{name} {tensor.dtype} {list(tensor.shape)}\n".encode())
+        digest.update(tensor.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()
+
+
+def diagnose(oracle: ModuleType, inputs: Any, outputs: Any) -> tuple[str, ...]:
+    """Which named wrong answers a failing output equals, or else comes closest to; bounded in time.
+
+    "as if ..." for the mutants whose answer is the output bit for bit; else "closest to: as if ..." for the one that
+    lies at least four times nearer than the reference.
+    """
+    began = time.monotonic()
+    mutants: tuple[Mutant, ...] = oracle.MUTANTS
+    reference = dict(named_tensors(oracle.reference(inputs)))
+    got = dict(named_tensors(outputs))
+    same: list[str] = []
+    nearest: tuple[float, str] | None = None
+    tried = 0
+    for mutant in mutants:
+        if time.monotonic() - began > _DIAGNOSIS_SECONDS:
+            break
+        tried += 1
+        answer = mutant.answer(inputs)
+        if answer is None:
+            continue
+        wrong = dict(named_tensors(answer))
+        if got.keys() == wrong.keys() and all(_identical(got[name], wrong[name]) for name in got):
+            same.append(f"as if {mutant.pitfall} ({mutant.name})")
+            continue
+        distance = _distance(got, wrong, reference)
+        if distance is not None and (nearest is None or distance < nearest[0]):
+            nearest = (distance, f"closest to: as if {mutant.pitfall} ({mutant.name})")
+    cut = (f"only {tried} of {len(mutants)} wrong answers were compared in time",) if tried < len(mutants) else ()
+    if same:
+        return (*same, *cut)
+    own = _distance(got, reference, reference)
+    if nearest is not None and own is not None and nearest[0] * _CLOSER <= own:
+        return (nearest[1], *cut)
+    return cut
+
+
+def _identical(got: torch.Tensor, wrong: torch.Tensor) -> bool:
+    if got.shape != wrong.shape or (got.dtype != wrong.dtype and not got.dtype.is_floating_point):
+        return False
+    there = wrong.to(got.dtype).contiguous().reshape(-1).view(torch.uint8)
+    return torch.equal(got.contiguous().reshape(-1).view(torch.uint8), there)
+
+
+def _distance(
+    got: dict[str, torch.Tensor], other: dict[str, torch.Tensor], reference: dict[str, torch.Tensor]
+) -> float | None:
+    """The largest relative RMS distance of an output; a NaN or infinity on one side only counts a million times over.
+
+    None when the two have no output of the same shape in common.
+    """
+    found: list[float] = []
+    for name in got.keys() & other.keys() & reference.keys():
+        a, b = got[name].double(), other[name].double()
+        if a.shape != b.shape or a.shape != reference[name].shape or a.numel() == 0:
+            continue
+        finite = reference[name].double().nan_to_num(0.0, 0.0, 0.0)
+        scale = max(float(finite.square().mean().sqrt()), 1e-300)
+        alike = (a == b) | (a.isnan() & b.isnan())
+        off = torch.where(alike, 0.0, (a - b).abs() / scale).nan_to_num(1e6, 1e6, 1e6).clamp(max=1e6)
+        found.append(float(off.square().mean().sqrt()))
+    return max(found, default=None)

@@ -1,0 +1,188 @@
+"""Which tasks does a selection name, and which of them run together?"""
+
+import dataclasses
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+
+import cases as rooms
+from cases.case import Case, CaseError, matches, parse, parse_pattern, spell
+from cases.covering import Ledger, Level, ledger, sweep_cases
+from impl.implementation import Execution, Impl, implementations
+from reports.store import Task, read_run
+
+# Statuses that `--failed` asks again: everything that counts against a run.
+AGAINST = ("fail", "memory", "error", "crash", "hang", "vacuous")
+# Cases of one item share a worker process, and a worker that dies takes its whole item along.
+_TOGETHER: Mapping[Execution, int] = {"interpreter": 50, "cuda": 1, "hip": 1}
+
+
+class SelectionError(ValueError):
+    """A selection that names something that does not exist, or nothing at all; says what would be right."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Selection:
+    """What the user asked to run. Empty `ops`, `impls` and `patterns` mean all; `failed` is an earlier run."""
+
+    ops: tuple[str, ...] = ()
+    impls: tuple[str, ...] = ()
+    on: tuple[Execution, ...] = ("interpreter",)
+    level: Level = "default"
+    patterns: tuple[str, ...] = ()
+    failed: Path | None = None
+    seed: int = 0
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """The tasks of a run in the order of the plan, and the t-way coverage of their cases, an op each."""
+
+    tasks: tuple[Task, ...]
+    ledgers: tuple[Ledger, ...]
+
+
+def plan(selection: Selection) -> Plan:
+    """Every task that the selection names.
+
+    Raises `SelectionError`, `CaseError` or `cases.UnknownOp` when a part of the selection fits nothing.
+    """
+    if selection.failed is not None:
+        return _plan_failed(selection, selection.failed)
+    whole = tuple(parse(text) for text in selection.patterns if _is_id(text))
+    patterns = _patterns(selection)
+    ops = chosen_ops(selection)
+    names = chosen_impls(ops, selection.impls)
+    found: list[Task] = []
+    ledgers: list[Ledger] = []
+    unmet = dict.fromkeys(patterns)
+    for op in ops:
+        cases = {case.id: case for case in whole if case.op == op}
+        if patterns or not whole:
+            for case in sweep_cases(op, selection.level, selection.seed):
+                fitting = [text for text, pattern in patterns.items() if _fits(case, text, pattern)]
+                for text in fitting:
+                    unmet.pop(text, None)
+                if fitting or not patterns:
+                    cases[case.id] = case
+        impls = [impl for impl in implementations(op) if impl.name in names]
+        if cases and impls:
+            ledgers.append(ledger(op, selection.level, cases.values()))
+        found += [task for on in selection.on for impl in impls for task in grouped(cases.values(), impl, on)]
+    if unmet:
+        raise SelectionError(_unmatched(next(iter(unmet)), ops, selection.level))
+    if not found:
+        raise SelectionError(
+            f"nothing is selected: {', '.join(ops)} hold no case on {', '.join(names) or 'any implementation'}"
+        )
+    return Plan(tuple(found), tuple(ledgers))
+
+
+def grouped(cases: Iterable[Case], impl: Impl, on: Execution) -> list[Task]:
+    """One task a case; those that share compiled code stand together, as many to an item as may die together."""
+    by_key: dict[str, list[Case]] = {}
+    for case in cases:
+        by_key.setdefault(impl.compile_key(case), []).append(case)
+    tasks: list[Task] = []
+    items = 0
+    for together in by_key.values():
+        for first in range(0, len(together), _TOGETHER[on]):
+            item = f"{together[0].op}/{impl.name}/{on}/{items:05d}"
+            items += 1
+            tasks += [
+                Task(case=case.id, impl=impl.name, on=on, item=item) for case in together[first : first + _TOGETHER[on]]
+            ]
+    return tasks
+
+
+def chosen_ops(selection: Selection) -> tuple[str, ...]:
+    """The selected ops in the order of `cases.OPS`; those of whole case ids count as selected."""
+    if selection.ops:
+        named = {op for name in selection.ops for op in rooms.ops_named(name)}
+    elif selection.patterns and all(_is_id(text) for text in selection.patterns):
+        named = {text.partition(":")[0] for text in selection.patterns}
+    else:
+        named = set(rooms.OPS)
+    return tuple(op for op in rooms.OPS if op in named)
+
+
+def chosen_impls(ops: Sequence[str], wanted: Sequence[str]) -> tuple[str, ...]:
+    """The names of the selected implementations of these ops; raises `SelectionError` for one that none of them has."""
+    known = tuple(dict.fromkeys(impl.name for op in ops for impl in implementations(op)))
+    for name in wanted:
+        if name not in known:
+            raise SelectionError(
+                f"unknown implementation {name!r}: {', '.join(ops)} have {', '.join(known) or 'no implementation'}"
+            )
+    return tuple(name for name in known if not wanted or name in wanted)
+
+
+def find_impl(op: str, name: str) -> Impl:
+    """The implementation of an op by its name; raises `SelectionError` with the names that there are."""
+    chosen_impls((op,), (name,))
+    return next(impl for impl in implementations(op) if impl.name == name)
+
+
+def _plan_failed(selection: Selection, failed: Path) -> Plan:
+    run = read_run(failed)
+    ops = chosen_ops(selection)
+    patterns = _patterns(selection)
+    whole = {parse(text).id for text in selection.patterns if _is_id(text)}
+    impls = set(selection.impls)
+    executions = set(selection.on)
+    by_place: dict[tuple[str, str, Execution], list[Case]] = {}
+    for task in run.plan:
+        record = run.records.get(task.key)
+        if record is None or record.status not in AGAINST or record.op not in ops or task.on not in executions:
+            continue
+        if impls and task.impl not in impls:
+            continue
+        case = parse(task.case)
+        fitting = case.id in whole or any(_fits(case, text, pattern) for text, pattern in patterns.items())
+        if selection.patterns and not fitting:
+            continue
+        by_place.setdefault((record.op, task.impl, task.on), []).append(case)
+    if not by_place:
+        raise SelectionError(
+            f"nothing is selected: {failed} holds no failure of this selection on {', '.join(selection.on)}; "
+            "a failure is " + ", ".join(AGAINST)
+        )
+    tasks = [task for (op, impl, on), cases in by_place.items() for task in grouped(cases, find_impl(op, impl), on)]
+    return Plan(tuple(tasks), ())
+
+
+def _is_id(text: str) -> bool:
+    """Whether the text means one case: an op, a colon and its seed; anything less is a pattern."""
+    op, colon, rest = text.partition(":")
+    if not colon:
+        return False
+    if op not in rooms.OPS:
+        raise CaseError(f"unknown op {op!r} in {text!r}: the ops are {', '.join(rooms.OPS)}")
+    return any(part.strip().startswith("seed=") for part in rest.split(",")) and "|" not in rest
+
+
+def _patterns(selection: Selection) -> dict[str, Mapping[str, tuple[str, ...]]]:
+    return {text: parse_pattern(text) for text in selection.patterns if not _is_id(text)}
+
+
+def _fits(case: Case, text: str, pattern: Mapping[str, tuple[str, ...]]) -> bool:
+    op, colon, _ = text.partition(":")
+    return (not colon or case.op == op) and matches(case, pattern)
+
+
+def _unmatched(text: str, ops: Sequence[str], level: Level) -> str:
+    """Why a pattern fits no case: an axis that no op has, a value that no case has, or a combination."""
+    pattern = parse_pattern(text)
+    own = text.partition(":")[0] if ":" in text else ""
+    considered = [op for op in ops if not own or op == own]
+    seen: dict[str, dict[str, None]] = {}
+    for op in considered:
+        for case in sweep_cases(op, level):
+            for axis, value in case.settings.items():
+                seen.setdefault(axis, {})[spell(value)] = None
+    for axis, words in pattern.items():
+        if axis not in seen:
+            return f"case pattern {text!r}: no axis {axis!r} in {', '.join(considered)}; the axes are {', '.join(seen)}"
+        if not any(word in seen[axis] for word in words):
+            shown = ", ".join(list(seen[axis])[:24])
+            return f"case pattern {text!r}: no {level} case has {axis}={'|'.join(words)}; there are {shown}"
+    return f"case pattern {text!r}: no {level} case has this combination; a whole case id asks for it by itself"

@@ -1,0 +1,145 @@
+"""What does one pytest session do with the tasks of one pass?
+
+Loaded with `-p reports.plugin` by the sweep. The session's only argument is the pass file; each item of it becomes one
+pytest item, and the worker that runs it writes start lines and records. pytest's own outcomes mean nothing here.
+"""
+
+import faulthandler
+import os
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from cases.case import parse
+from impl.sources.settings import use_vllm
+from reports.environment import environment
+from reports.execute import device_is_dead, execute
+from reports.plan import find_impl
+from reports.store import Crash, RecordFile, Settings, Task, append_crash, read_plan, read_settings
+
+# How a worker ends after its device died: xdist replaces it, and its record is already written.
+_DEVICE_DIED = 70
+_LEFT_ALONE = 75
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """The options that the sweep starts its sessions with."""
+    group = parser.getgroup("mla-oracle")
+    group.addoption("--mla-run", type=Path, help="the run directory")
+    group.addoption("--mla-lifeline", type=int, help="a descriptor that reads as closed once the sweep is gone")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Tell the session from its workers: it notes crashes, they run cases."""
+    run: Path | None = config.getoption("--mla-run")
+    if run is None:
+        raise pytest.UsageError("-p reports.plugin serves `mla-oracle sweep`, which names a run with --mla-run")
+    workerinput: dict[str, Any] | None = getattr(config, "workerinput", None)
+    stem = Path(config.args[0]).stem
+    if workerinput is not None:
+        config.pluginmanager.register(Worker(run, stem, workerinput["workerid"]), "mla-worker")
+        return
+    config.pluginmanager.register(Session(run, stem), "mla-session")
+    lifeline: int | None = config.getoption("--mla-lifeline")
+    if lifeline is not None:
+        threading.Thread(target=_end_with_sweep, args=(lifeline,), daemon=True).start()
+
+
+def _end_with_sweep(lifeline: int) -> None:
+    # Nobody ever writes into this pipe: the read returns when the last writer, the sweep, is gone.
+    os.read(lifeline, 1)
+    os._exit(_LEFT_ALONE)
+
+
+def pytest_collect_file(file_path: Path, parent: pytest.Collector) -> pytest.Collector | None:
+    """The pass file is the only thing collected."""
+    if file_path.suffix == ".jsonl":
+        collected: PassFile = PassFile.from_parent(parent, path=file_path)
+        return collected
+    return None
+
+
+class PassFile(pytest.File):
+    """The tasks of a pass; those that share an item name make one pytest item."""
+
+    def collect(self) -> Iterator[pytest.Item]:
+        """One item per item name, in the order of the file."""
+        items: dict[str, list[Task]] = {}
+        for task in read_plan(self.path):
+            items.setdefault(task.item, []).append(task)
+        for name, tasks in items.items():
+            yield CaseGroup.from_parent(self, name=name, tasks=tuple(tasks))
+
+
+class CaseGroup(pytest.Item):
+    """Cases that one worker runs one after another, each with its own record."""
+
+    def __init__(self, *, tasks: tuple[Task, ...], **known: Any) -> None:
+        super().__init__(**known)
+        self.tasks = tasks
+
+    def runtest(self) -> None:
+        """Run the cases in this worker."""
+        worker: Worker | None = self.config.pluginmanager.get_plugin("mla-worker")
+        if worker is None:
+            raise pytest.UsageError("cases run in xdist workers only, where they may die: start pytest with -n")
+        for task in self.tasks:
+            worker.run_task(task)
+
+    def reportinfo(self) -> tuple[Path, int, str]:
+        """Where the item stands in pytest's own words."""
+        return self.path, 0, self.name
+
+
+class Session:
+    """The pytest process that hands out items; it hears from xdist which item a dead worker was running."""
+
+    def __init__(self, run: Path, stem: str) -> None:
+        self._run, self._stem = run, stem
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_handlecrashitem(self, crashitem: str, report: pytest.TestReport) -> None:
+        """Keep the name of the item for the sweep, which alone decides what it means."""
+        worker = getattr(getattr(report, "node", None), "gateway", None)
+        append_crash(
+            self._run, self._stem, Crash(crashed=crashitem.partition("::")[2], worker=getattr(worker, "id", ""))
+        )
+
+
+class Worker:
+    """The process that runs cases, and may die of it: everything it knows is in its file before and after each case."""
+
+    def __init__(self, run: Path, stem: str, name: str) -> None:
+        self._run = run
+        self._stem = f"{stem}-{name}-{os.getpid()}"
+        self._settings: Settings = read_settings(run)
+        self._records: RecordFile | None = None
+
+    def _open(self) -> RecordFile:
+        torch.set_num_threads(1)
+        use_vllm(Path(self._settings.vllm) if self._settings.vllm else None)
+        # Files of their own: a fatal signal must not look like a passed deadline.
+        self._watchdog = (self._run / "watchdogs" / f"{self._stem}.txt").open("x")
+        self._trace = (self._run / "crashes" / f"{self._stem}.txt").open("x")
+        faulthandler.enable(self._trace)
+        return RecordFile(self._run / "records" / f"{self._stem}.jsonl")
+
+    def run_task(self, task: Task) -> None:
+        """Start line, case, record; ends the process when the device died of the case."""
+        if self._records is None:
+            self._records = self._open()
+            self._environment = environment(task.on, Path(self._settings.vllm) if self._settings.vllm else None)
+        self._records.start(task)
+        faulthandler.dump_traceback_later(self._settings.deadline, exit=True, file=self._watchdog)
+        try:
+            case = parse(task.case)
+            record = execute(case, find_impl(case.op, task.impl), task.on, self._environment, self._stem)
+            self._records.record(record)
+        finally:
+            faulthandler.cancel_dump_traceback_later()
+        if record.status == "error" and device_is_dead(task.on):
+            os._exit(_DEVICE_DIED)

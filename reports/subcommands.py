@@ -1,0 +1,435 @@
+"""What does each subcommand of `mla-oracle` do, and how does it say that it was asked for the impossible?"""
+
+import importlib
+import os
+import shlex
+import time
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Annotated, Any, TypeVar, get_args
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+import cases as rooms
+from cases.case import Case, CaseError, case_type, parse
+from cases.covering import LEVELS, Level, sweep_cases
+from impl.implementation import EXECUTIONS, Execution, implementations
+from impl.sources.settings import use_vllm
+from oracle.check import Status
+from reports.capsule import CapsuleError, read_capsule, write_capsule
+from reports.environment import default_execution, environment, unavailable
+from reports.execute import attempt
+from reports.plan import AGAINST, Selection, SelectionError, chosen_impls, chosen_ops, find_impl, plan
+from reports.record import Record
+from reports.store import Run, Settings, StoreError, create_run, read_run, read_settings
+from reports.sweep import exit_code, sweep
+
+W = TypeVar("W", bound=str)
+
+_RUNS = Path("runs")
+_LISTED_FAILURES = 20
+_STATUSES: tuple[Status, ...] = get_args(Status)
+
+application = typer.Typer(
+    no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode=None, add_completion=False,
+    help="Is this kernel right, everywhere it claims to be, and what changed since yesterday?",
+)  # fmt: skip
+
+OpOption = Annotated[list[str] | None, typer.Option("--op", help="An op or a family; may be repeated.")]
+ImplOption = Annotated[list[str] | None, typer.Option("--impl", help="An implementation; may be repeated.")]
+OnOption = Annotated[
+    list[str] | None, typer.Option("--on", help="Where they run: interpreter, cuda, hip; may be repeated.")
+]
+LevelOption = Annotated[str, typer.Option("--cases", help="How much is asked: smoke, default or nightly.")]
+CaseOption = Annotated[
+    list[str] | None, typer.Option("--case", help="A case id, or axis=value|value,...; may be repeated.")
+]
+VllmOption = Annotated[Path | None, typer.Option("--vllm", help="A vLLM checkout, installation or unpacked wheel.")]
+SeedOption = Annotated[int, typer.Option("--seed", help="Moves the seed of every case.")]
+WorkersOption = Annotated[int, typer.Option("--workers", help="Worker processes; 0 for one per processor.")]
+
+
+class Misuse(Exception):
+    """What the user asked for cannot be; the message says what would be right."""
+
+
+def run(arguments: Sequence[str]) -> int:
+    """The exit code of the command line; every misuse is one sentence on stderr and 2."""
+    try:
+        code = application(list(arguments), prog_name="mla-oracle", standalone_mode=False)
+        return int(code or 0)
+    except (Misuse, SelectionError, CaseError, StoreError, CapsuleError, rooms.UnknownOp) as error:
+        return _misused(str(error))
+    except typer.Abort:
+        return _misused("interrupted")
+    except Exception as error:
+        if hasattr(error, "format_message"):
+            # What typer's own parser could not read.
+            return _misused(str(error.format_message()))
+        raise
+
+
+def _misused(sentence: str) -> int:
+    typer.echo(f"mla-oracle: {' '.join(sentence.split())}", err=True)
+    return 2
+
+
+def _console() -> Console:
+    console = Console(highlight=False, soft_wrap=True)
+    # A pipe has no width: nothing is cut off there.
+    return console if console.is_terminal else Console(highlight=False, soft_wrap=True, width=200)
+
+
+def _one_of(option: str, word: str, allowed: Iterable[W]) -> W:
+    for known in allowed:
+        if word == known:
+            return known
+    raise Misuse(f"{option} {word}: should be one of {', '.join(allowed)}")
+
+
+def _executions(words: Sequence[str] | None) -> tuple[Execution, ...]:
+    chosen = tuple(dict.fromkeys(_one_of("--on", word, EXECUTIONS) for word in words or ()))
+    for on in chosen:
+        reasons = unavailable(on)
+        if on != "interpreter" and reasons:
+            raise Misuse(f"--on {on}: {'; '.join(reasons)}")
+    return chosen or (default_execution(),)
+
+
+def _tree(path: Path | None) -> Path | None:
+    if path is None:
+        return None
+    if not path.is_dir():
+        raise Misuse(f"--vllm {path}: no such directory; it should be a vLLM checkout, installation or unpacked wheel")
+    found = path.resolve()
+    use_vllm(found)
+    return found
+
+
+@application.command("list")
+def list_ops(op: OpOption = None, level: LevelOption = "default") -> None:
+    """Ops, their axes, how many cases are asked, and who answers."""
+    chosen = _one_of("--cases", level, LEVELS)
+    console = _console()
+    for name in chosen_ops(Selection(ops=tuple(op or ()))):
+        module = rooms.op_module("cases", name)
+        asked = len(sweep_cases(name, chosen))
+        answering = ", ".join(impl.name for impl in implementations(name)) or "nobody yet"
+        console.print(f"{name}: {asked} {chosen} cases, answered by {answering}")
+        values = {**module.AXES, **(module.NIGHTLY if chosen == "nightly" else {})}
+        for axis in case_type(name).axes()[:-1]:
+            console.print(f"  {axis} = {' | '.join(rooms.case.spell(value) for value in values[axis])}")
+
+
+@application.command("sweep")
+def run_sweep(
+    op: OpOption = None,
+    impl: ImplOption = None,
+    on: OnOption = None,
+    level: LevelOption = "default",
+    case: CaseOption = None,
+    failed: Annotated[Path | None, typer.Option("--failed", help="Ask the failures of this run again.")] = None,
+    seed: SeedOption = 0,
+    workers: WorkersOption = 0,
+    deadline: Annotated[float, typer.Option("--deadline", help="Seconds for one case.")] = 300.0,
+    vllm: VllmOption = None,
+    out: Annotated[Path | None, typer.Option("--out", help="A new run directory; runs/<time> by default.")] = None,
+    resume: Annotated[Path | None, typer.Option("--resume", help="Finish this run; takes nothing but it.")] = None,
+    allow_unjudged: Annotated[
+        bool, typer.Option("--allow-unjudged", help="0 even if nothing could be judged.")
+    ] = False,
+) -> int:
+    """Ask implementations the cases of ops, and keep a record of every answer."""
+    console = _console()
+    if resume is not None:
+        if any((op, impl, on, case, failed, vllm, out)) or level != "default" or seed:
+            raise Misuse(f"--resume {resume}: the run's own settings hold, no selection, --vllm or --out may be given")
+        read_settings(resume)
+        path = resume
+    else:
+        path = _new_run(op, impl, on, level, case, failed, seed, workers, deadline, vllm, out, console)
+    try:
+        done = sweep(path, console)
+    except KeyboardInterrupt:
+        typer.echo(
+            f"mla-oracle: interrupted; continue with: mla-oracle sweep --resume {shlex.quote(str(path))}", err=True
+        )
+        return 130
+    _summarise(done, console)
+    return exit_code(done, allow_unjudged)
+
+
+def _new_run(
+    op: list[str] | None, impl: list[str] | None, on: list[str] | None, level: str, case: list[str] | None,
+    failed: Path | None, seed: int, workers: int, deadline: float, vllm: Path | None, out: Path | None,
+    console: Console,
+) -> Path:  # fmt: skip
+    """Plan, then create the run directory: nothing is written before everything that was asked for exists."""
+    processes = _workers(workers)
+    if not 0 < deadline < 1e6:
+        raise Misuse(f"--deadline {deadline:g}: should be more than 0 seconds")
+    _not_negative("--seed", seed)
+    executions = _executions(on)
+    tree = _tree(vllm)
+    wanted = Selection(
+        ops=tuple(op or ()), impls=tuple(impl or ()), on=executions, level=_one_of("--cases", level, LEVELS),
+        patterns=tuple(case or ()), failed=failed, seed=seed,
+    )  # fmt: skip
+    found = plan(wanted)
+    path = out if out is not None else _RUNS / time.strftime("%Y%m%d-%H%M%S")
+    settings = Settings(
+        created=time.time(), ops=wanted.ops, impls=wanted.impls, on=executions, cases=level, patterns=wanted.patterns,
+        failed=str(failed or ""), seed=seed, workers=processes, deadline=deadline,
+        vllm=str(tree or ""), ledgers=found.ledgers,
+    )  # fmt: skip
+    create_run(path, settings, found.tasks)
+    console.print(f"{path}: {len(found.tasks)} cases on {', '.join(executions)}")
+    for ledger in found.ledgers:
+        console.print(f"  {ledger}")
+    return path
+
+
+def _workers(asked: int) -> int:
+    if asked < 0:
+        raise Misuse(f"--workers {asked}: should be 1 or more, or 0 for one per processor")
+    return asked or (len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
+
+
+def _not_negative(option: str, number: int) -> int:
+    if number < 0:
+        raise Misuse(f"{option} {number}: should not be negative")
+    return number
+
+
+def _summarise(run: Run, console: Console) -> None:
+    records = list(run.records.values())
+    console.print(_table(records))
+    against = [record for record in records if record.status in AGAINST]
+    for record in against[:_LISTED_FAILURES]:
+        console.print(escape(f"{record.status}: {_first_sentence(record)}"))
+        for line in record.diagnosis:
+            console.print(escape(f"  {line}"))
+        console.print(escape(f"  see it again: {replay_line(record)}"))
+    if len(against) > _LISTED_FAILURES:
+        console.print(f"... and {len(against) - _LISTED_FAILURES} more: mla-oracle show {shlex.quote(str(run.path))}")
+    for note in run.notes:
+        console.print(escape(note))
+    if run.open_tasks:
+        console.print(
+            f"{len(run.open_tasks)} cases have no record: the sessions ended without them, see {run.path / 'logs'}",
+            style="bold",
+        )
+
+
+def _table(records: Sequence[Record]) -> Table:
+    counts = Counter((record.op, record.impl, record.on, record.status) for record in records)
+    statuses = [status for status in _STATUSES if any(key[3] == status for key in counts)]
+    table = Table("op", "implementation", "on", *statuses, "worst use", box=None)
+    for op, impl, on in dict.fromkeys((record.op, record.impl, record.on) for record in records):
+        own = [r.use for r in records if (r.op, r.impl, r.on) == (op, impl, on) and r.status in ("pass", "fail")]
+        numbers = [str(counts[op, impl, on, status] or ".") for status in statuses]
+        table.add_row(op, impl, on, *numbers, f"{max(own):.3g}" if own else "")
+    return table
+
+
+def _first_sentence(record: Record) -> str:
+    failing = [check for check in record.checks if not check.passed] or list(record.checks)
+    worst = max(failing, key=lambda check: check.use, default=None)
+    return str(worst) if worst is not None else "; ".join(record.reasons) or record.case
+
+
+def replay_line(record: Record, vllm: str = "") -> str:
+    """The line that runs the record's case again."""
+    line = f"mla-oracle replay {shlex.quote(record.case)} --impl {record.impl} --on {record.on}"
+    return f"{line} --vllm {shlex.quote(vllm)}" if vllm else line
+
+
+@application.command()
+def show(
+    what: Annotated[str, typer.Argument(metavar="RUN|ID", help="A run directory, or a case id.")],
+    where: Annotated[
+        Path | None, typer.Option("--run", help="The run of the case; the newest in runs/ by default.")
+    ] = None,
+    impl: ImplOption = None,
+    on: OnOption = None,
+    status: Annotated[list[str] | None, typer.Option("--status", help="Only these; may be repeated.")] = None,
+) -> None:
+    """A run as a table and its records line by line, or the records of one case in full."""
+    console = _console()
+    wanted = {_one_of("--status", word, _STATUSES) for word in status or ()}
+    executions = {_one_of("--on", word, EXECUTIONS) for word in on or ()}
+    is_case = ":" in what and not Path(what).exists()
+    case = parse(what) if is_case else None
+    run = read_run((where or _newest_run()) if is_case else Path(what))
+    records = [
+        record
+        for record in run.records.values()
+        if (not wanted or record.status in wanted)
+        and (not executions or record.on in executions)
+        and (not impl or record.impl in impl)
+        and (case is None or record.case == case.id)
+    ]
+    if not records:
+        raise Misuse(
+            f"{run.path}: holds no such record; it has {len(run.records)}, `mla-oracle show {run.path}` lists them"
+        )
+    if case is None:
+        console.print(_table(records))
+        for record in records:
+            console.print(escape(f"{record.status:11} {record.impl} {record.on} {record.case}"))
+            if record.status != "pass":
+                console.print(escape(f"            {_first_sentence(record)}"))
+        for note in run.notes:
+            console.print(escape(note))
+        if run.open_tasks:
+            console.print(
+                f"{len(run.open_tasks)} of {len(run.plan)} cases have no record: mla-oracle sweep --resume {run.path}"
+            )
+        return
+    for record in records:
+        _show_record(record, console, run.settings.vllm)
+
+
+def _newest_run() -> Path:
+    found = sorted(
+        (path for path in _RUNS.glob("*") if (path / "run.json").is_file()), key=lambda path: path.stat().st_mtime
+    )
+    if not found:
+        raise Misuse(f"there is no run in {_RUNS}; name one with --run, or make one with mla-oracle sweep")
+    return found[-1]
+
+
+def _show_record(record: Record, console: Console, vllm: str = "") -> None:
+    used = record.environment
+    console.print(escape(f"{record.case}\n{record.status} by {record.impl} on {record.on}"), style="bold")
+    for sentence in (*record.reasons, *map(str, record.checks), *record.diagnosis):
+        console.print(escape(f"  {sentence}"))
+    if record.precision is not None:
+        console.print(escape(f"  declared: {record.precision}"))
+    versions = {
+        "torch": used.torch,
+        "triton": used.triton,
+        "vllm": used.vllm,
+        "aiter": used.aiter,
+        "commit": used.commit,
+    }
+    said = ", ".join(f"{name} {version}" for name, version in versions.items() if version)
+    console.print(escape(f"  on {used.device}, {used.machine}, python {used.python}, {said}"))
+    spent = record.seconds
+    console.print(f"  {spent.build:.3f} s to build, {spent.run:.3f} s to run, {spent.judge:.3f} s to judge")
+    if record.fingerprint:
+        console.print(f"  outputs {record.fingerprint[:16]}, source {record.source[:16]}")
+    console.print(escape(f"  see it again: {replay_line(record, vllm)}"))
+
+
+@application.command()
+def replay(
+    what: Annotated[str, typer.Argument(metavar="ID|CAPSULE", help="A case id, or a capsule file.")],
+    impl: ImplOption = None,
+    on: OnOption = None,
+    vllm: VllmOption = None,
+    save: Annotated[Path | None, typer.Option("--save", help="Keep the trial as a capsule in this new file.")] = None,
+) -> int:
+    """Run one case again in this process, and explain it; a crash is a crash, and a hang hangs."""
+    is_file = Path(what).exists() or (":" not in what and what.endswith(".safetensors"))
+    before, inputs = read_capsule(Path(what)) if is_file else (None, None)
+    case = parse(before.case if before is not None else what)
+    executions = _executions(on) if on or before is None else _executions([before.on])
+    names = chosen_impls((case.op,), tuple(impl or ((before.impl,) if before is not None else ())))
+    tree = _tree(vllm)
+    if save is not None and (save.exists() or len(names) * len(executions) != 1):
+        raise Misuse(f"--save {save}: should name a new file, for one --impl and one --on")
+    console = _console()
+    worst = 0
+    for execution in executions:
+        if execution == "interpreter":
+            # Read by Triton when a kernel is decorated, and nothing has imported it yet.
+            os.environ["TRITON_INTERPRET"] = "1"
+        for name in names:
+            answerer = find_impl(case.op, name)
+            trial = attempt(case, answerer, execution, environment(execution, tree), inputs=inputs)
+            _show_record(trial.record, console, str(tree or ""))
+            if before is not None and before.fingerprint and (name, execution) == (before.impl, before.on):
+                same = trial.record.fingerprint == before.fingerprint
+                console.print(f"  its outputs are {'the same as' if same else 'not those'} in the capsule")
+            if save is not None:
+                console.print(f"  kept in {write_capsule(save, trial)}")
+            worst = max(worst, 1 if trial.record.status in AGAINST else 0)
+    return worst
+
+
+@application.command()
+def doctor(vllm: VllmOption = None) -> None:
+    """What this machine is, which executions and implementations can answer on it, and how right its interpreter is."""
+    tree = _tree(vllm)
+    console = _console()
+    os.environ.setdefault("TRITON_INTERPRET", "1")
+    here = environment(default_execution(), tree)
+    for field in here.__struct_fields__:
+        console.print(escape(f"{field:8} {getattr(here, field) or 'none'}"))
+    for on in EXECUTIONS:
+        console.print(escape(f"--on {on}: {'; '.join(unavailable(on)) or 'available'}"))
+    for op in rooms.OPS:
+        case: Case = case_type(op)()
+        for answerer in implementations(op):
+            for on in EXECUTIONS:
+                reasons = [] if on == "interpreter" else unavailable(on)
+                reasons = reasons or answerer.unsupported(case, on)
+                console.print(escape(f"{op} {answerer.name} --on {on}: {'; '.join(reasons) or 'can answer'}"))
+    _print_conformance(console)
+
+
+def _print_conformance(console: Console) -> None:
+    missing = importlib.import_module("impl.executions.interpreter").unsupported()
+    if missing:
+        console.print(escape(f"interpreter: {'; '.join(missing)}"))
+        return
+    table = Table("operation", "checked", "as shipped", "corrected", "note", box=None)
+    rows: list[Any] = importlib.import_module("impl.executions.conformance").table()
+    for row in rows:
+        table.add_row(*(escape(str(text)) for text in (row.name, row.checks, row.stock, row.corrected, row.note)))
+    console.print(table)
+
+
+@application.command()
+def report(
+    run: Annotated[Path, typer.Argument(help="A run directory.")],
+    out: Annotated[Path | None, typer.Option("--out", help="Where the page goes; RUN/report.html by default.")] = None,
+) -> None:
+    """One HTML page about a run."""
+    found = read_run(run)
+    html = importlib.import_module("reports.html")
+    written = html.write_report(
+        tuple(found.records.values()), out or run / "report.html", title=run.name, coverage=found.settings.ledgers,
+        notes=found.notes,
+    )  # fmt: skip
+    _console().print(str(written))
+
+
+@application.command()
+def prove(
+    op: OpOption = None,
+    level: LevelOption = "default",
+    clean: Annotated[int, typer.Option("--clean", help="Right answers to judge, a hunt for false alarms.")] = 2000,
+    depth: Annotated[int, typer.Option("--depth", help="Observable cases a wrong answer is looked at on.")] = 6,
+    seed: SeedOption = 0,
+    workers: WorkersOption = 0,
+    out: Annotated[Path | None, typer.Option("--out", help="Keep the proofs as JSON in this new file.")] = None,
+) -> int:
+    """The kill matrix, false alarms and tightness of an op: does its judge tell wrong answers from right ones?"""
+    ops = chosen_ops(Selection(ops=tuple(op or ())))
+    chosen: Level = _one_of("--cases", level, LEVELS)
+    if clean < 0 or depth < 1:
+        raise Misuse(f"--clean {clean} --depth {depth}: should be at least 0 and at least 1")
+    if out is not None and out.exists():
+        raise Misuse(f"--out {out}: exists already, it should be a new file")
+    proving = importlib.import_module("reports.prove")
+    code: int = proving.run(
+        ops, level=chosen, clean=clean, depth=depth, seed=_not_negative("--seed", seed), workers=_workers(workers),
+        out=out, console=_console(),
+    )  # fmt: skip
+    return code
