@@ -33,5 +33,7 @@ def ops_named(name: str) -> tuple[str, ...]:
     chosen = tuple(op for op in OPS if name in (op, op.partition(".")[0]))
     if not chosen:
         families = sorted({op.partition(".")[0] for op in OPS})
-        raise UnknownOp(f"unknown op {name!r}: known ops are {', '.join(OPS)}; known families are {', '.join(families)}")
+        raise UnknownOp(
+            f"unknown op {name!r}: known ops are {', '.join(OPS)}; known families are {', '.join(families)}"
+        )
     return chosen

@@ -4,7 +4,7 @@ import dataclasses
 import re
 import types
 import typing
-from functools import cache
+from functools import lru_cache
 from typing import Any, ClassVar, Literal, Self
 
 from cases import OPS, op_module
@@ -65,14 +65,15 @@ def spell(value: Axis) -> str:
     return str(value)
 
 
-@cache
-def _annotations(kind: type[Case]) -> dict[str, Any]:
+@lru_cache(None)
+def _annotations(kind: Any) -> dict[str, Any]:
     return typing.get_type_hints(kind)
 
 
 def read_axis(kind: type[Case], axis: str, word: str) -> Axis:
     """The value that `word` spells on `axis` of the op; raises `CaseError` with the words that would be right."""
-    annotation = _annotations(kind)[axis]
+    own: Any = kind
+    annotation = _annotations(own)[axis]
     if annotation is int:
         if re.fullmatch(r"-?[0-9]{1,18}", word):
             return int(word)
@@ -157,4 +158,6 @@ def _quoted(text: str) -> str:
 
 def is_optional(annotation: object) -> bool:
     """Whether a field's annotation admits None."""
-    return typing.get_origin(annotation) in (types.UnionType, typing.Union) and type(None) in typing.get_args(annotation)
+    return typing.get_origin(annotation) in (types.UnionType, typing.Union) and type(None) in typing.get_args(
+        annotation
+    )

@@ -130,7 +130,7 @@ class _Unknown:
         return self._search.each(self._axis)
 
     @property  # type: ignore[misc]
-    def __class__(self) -> NoReturn:
+    def __class__(self) -> NoReturn:  # type: ignore[override]
         self._search.each(self._axis)
 
     def __getattr__(self, name: str) -> NoReturn:
@@ -347,7 +347,7 @@ class Space:
         return tuple(_below(len(values), rng) for values in self.values)
 
     def any_row(self, rng: random.Random) -> Row:
-        """A random case: drafts are rejected, if need be the last one is mended; raises `CaseError` if there is none."""
+        """A random case: drafts are rejected, if need be the last is mended; raises `CaseError` if there is none."""
         for _ in range(100):
             draft = self.draft(rng)
             if self.admits(draft):

@@ -73,7 +73,7 @@ def guarded_copy(
 def storage_bytes(tensor: torch.Tensor) -> torch.Tensor:
     """The whole storage behind `tensor` as flat uint8, guard bytes included; no copy."""
     storage = tensor.untyped_storage()
-    return torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(storage)  # type: ignore[call-overload,no-any-return]
+    return torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(storage)
 
 
 def owned_bytes(tensor: torch.Tensor) -> torch.Tensor:
@@ -89,7 +89,7 @@ def owned_bytes(tensor: torch.Tensor) -> torch.Tensor:
 def moved(tensor: torch.Tensor, device: torch.device | str) -> torch.Tensor:
     """The same view of a fresh copy of the whole storage on `device`: guards, gaps and strides travel along."""
     flat = storage_bytes(tensor).to(device, copy=True)
-    return as_view(flat, tensor.dtype, tensor.shape, tensor.stride(), tensor.storage_offset() * tensor.element_size())
+    return as_view(flat, tensor.dtype, tensor.shape, tensor.stride(), int(tensor.storage_offset()) * tensor.element_size())
 
 
 def map_tensors(value: T, change: Callable[[torch.Tensor], torch.Tensor]) -> T:
@@ -103,7 +103,8 @@ def map_tensors(value: T, change: Callable[[torch.Tensor], torch.Tensor]) -> T:
             return seen[id(item)]
         if dataclasses.is_dataclass(item) and not isinstance(item, type):
             return dataclasses.replace(
-                item, **{field.name: walk(getattr(item, field.name)) for field in dataclasses.fields(item) if field.init}
+                item,
+                **{field.name: walk(getattr(item, field.name)) for field in dataclasses.fields(item) if field.init},
             )
         if isinstance(item, tuple):
             return tuple(walk(part) for part in item)

@@ -1,8 +1,8 @@
 """How long do the reference and the interpreter take on this machine? Figures, no verdicts.
 
-    python -m reports.bench              everything
-    python -m reports.bench reference    the decode reference against its two matrix products
-    python -m reports.bench memory       the peak memory of the decode reference at 1,024 rows
+python -m reports.bench              everything
+python -m reports.bench reference    the decode reference against its two matrix products
+python -m reports.bench memory       the peak memory of the decode reference at 1,024 rows
 """
 
 import dataclasses
@@ -109,7 +109,9 @@ def main(arguments: list[str]) -> int:
     if "peak-memory-here" in wanted:
         peak_memory()
         return 0
-    console.print(f"{platform.processor() or platform.machine()}, torch {torch.__version__}, Python {platform.python_version()}")
+    console.print(
+        f"{platform.processor() or platform.machine()}, torch {torch.__version__}, Python {platform.python_version()}"
+    )
     if "reference" in wanted:
         time_reference(console)
     if "memory" in wanted:

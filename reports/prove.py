@@ -91,7 +91,9 @@ class _Seen(msgspec.Struct, frozen=True):
     by: str = ""
 
 
-def prove(op: str, *, level: Level = "default", clean: int = 2000, depth: int = DEPTH, seed: int = 0, workers: int = 2) -> Proof:
+def prove(
+    op: str, *, level: Level = "default", clean: int = 2000, depth: int = DEPTH, seed: int = 0, workers: int = 2
+) -> Proof:
     """The proof of one op over the cases of a sweep level; deterministic for a seed whatever the number of workers."""
     cases = sweep_cases(op, level, seed)
     context = multiprocessing.get_context("spawn")
@@ -203,7 +205,9 @@ def _judge_clean(task: tuple[str, int]) -> Alarm | float | None:
 
 
 def _looseness(check: Check, precision: Precision) -> float:
-    return check.budget / check.error if check.measure == "bounded" and check.output == "out" and check.error > 0 else 0.0
+    return (
+        check.budget / check.error if check.measure == "bounded" and check.output == "out" and check.error > 0 else 0.0
+    )
 
 
 def show(proof: Proof, console: Console) -> None:
@@ -213,7 +217,11 @@ def show(proof: Proof, console: Console) -> None:
         table.add_column(column, overflow="fold")
     for kill in sorted(proof.kills, key=lambda kill: (not kill.survives, kill.mutant)):
         rate = f"{kill.caught}" if kill.caught else "[bold red]0 SURVIVES[/]"
-        why = f"{kill.caught_by}\n[dim]{kill.caught_on}[/]" if kill.caught else f"as if {kill.pitfall} [dim]{kill.missed_on}[/]"
+        why = (
+            f"{kill.caught_by}\n[dim]{kill.caught_on}[/]"
+            if kill.caught
+            else f"as if {kill.pitfall} [dim]{kill.missed_on}[/]"
+        )
         table.add_row(kill.mutant, rate, str(kill.observable), why)
     console.print(table)
     survivors = [kill.mutant for kill in proof.kills if kill.survives]

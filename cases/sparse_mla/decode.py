@@ -52,10 +52,10 @@ class Segment:
 
     cache: UInt8[torch.Tensor, "blocks block 584"]
     encoding: Encoding
-    indices: Int[torch.Tensor, "capacity"] | None = None
-    indptr: Int[torch.Tensor, "queries_plus_one"] | None = None
+    indices: Int[torch.Tensor, " capacity"] | None = None
+    indptr: Int[torch.Tensor, " queries_plus_one"] | None = None
     dense: Int[torch.Tensor, "queries width"] | None = None
-    lengths: Int[torch.Tensor, "queries"] | None = None
+    lengths: Int[torch.Tensor, " queries"] | None = None
 
     @property
     def rows(self) -> int:
@@ -77,8 +77,8 @@ class DecodeInputs:
     main: Segment
     extra: Segment | None
     scale: float
-    sink: Float32[torch.Tensor, "sinks"] | None
-    positions: Int[torch.Tensor, "queries"] | None
+    sink: Float32[torch.Tensor, " sinks"] | None
+    positions: Int[torch.Tensor, " queries"] | None
     cos_sin: Float32[torch.Tensor, "positions 64"] | None
     out: Float[torch.Tensor, "queries heads 512"] | None
     out_codes: Float[torch.Tensor, "queries heads*512"] | None
@@ -433,7 +433,9 @@ class _SegmentPlan:
             codes = torch.where(hit, nan_code, codes)
             nan_tail = torch.tensor([0x7FC1], dtype=torch.int16).view(torch.uint8)
             hit = self.draw.chance("nan_rope", (self.blocks, self.block, ROPE), 1, 30)
-            rope = torch.where(hit[..., None], nan_tail, rope.view(self.blocks, self.block, ROPE, 2)).reshape(rope.shape)
+            rope = torch.where(hit[..., None], nan_tail, rope.view(self.blocks, self.block, ROPE, 2)).reshape(
+                rope.shape
+            )
         data[..., :NOPE] = torch.where(used[..., None], codes, code)
         garbage_tail = torch.tensor([tail], dtype=torch.int32).to(torch.int16).view(torch.uint8).repeat(ROPE)
         data[..., NOPE:] = torch.where(used[..., None], rope, garbage_tail)
@@ -485,7 +487,11 @@ def _arrange(case: DecodeCase, plans: list[_SegmentPlan], draw: Draw) -> None:
             length = plan.length
             if case.rows == "ragged" and t > 0:
                 length = int(plan.draw.integers(f"length{t}", (1,), 0, plan.length + 1))
-            if kind == "empty" or (kind == "main" and plan.name == "extra") or (kind == "extra" and plan.name == "main"):
+            if (
+                kind == "empty"
+                or (kind == "main" and plan.name == "extra")
+                or (kind == "extra" and plan.name == "main")
+            ):
                 length = 0
             entries = plan.fresh(f"slots{t}", length)
             if case.duplicates == "within" and length > 1:

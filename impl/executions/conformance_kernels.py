@@ -980,6 +980,13 @@ def masked_load_kernel(a, out, N: tl.constexpr, limit, OTHER: tl.constexpr):
 
 
 @triton.jit
+def bool_kernel(a, out, N: tl.constexpr):
+    lanes = tl.arange(0, N)
+    x = tl.load(a + lanes, mask=lanes < N - 2, other=True, cache_modifier=".cg")
+    tl.store(out + lanes, x ^ True, mask=lanes < N - 1, eviction_policy="evict_first")
+
+
+@triton.jit
 def implicit_store_kernel(a, out, N: tl.constexpr):
     lanes = tl.arange(0, N)
     tl.store(out + lanes, tl.load(a + lanes) * 1.0)
@@ -1076,6 +1083,12 @@ def _shape(op: str, want: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]) 
     return _differs(out, want(x, order).flatten())
 
 
+def _bool() -> str:
+    x, out = torch.tensor([True, False] * 4), torch.ones(8, dtype=torch.bool)
+    bool_kernel[(1,)](x, out, 8)
+    return _differs(out.int(), torch.tensor([0, 1, 0, 1, 0, 1, 0, 1]))
+
+
 def _implicit_store() -> str:
     x, out = _numbers(1024, 1.0, 15), torch.zeros(1024, dtype=torch.bfloat16)
     implicit_store_kernel[(1,)](x, out, 1024)
@@ -1099,6 +1112,7 @@ def _memory() -> list[Check]:
     ]
     rows += [
         Check("storing fp32 to bf16 memory", "rounds to nearest even", _implicit_store),
+        Check("masked load and store of bool", "with cache and eviction hints", _bool),
         Check("atomic_add fp32", "lanes share addresses", lambda: _atomic("add", "fp32", [16, -20])),
         Check("atomic_add int32", "lanes share addresses", lambda: _atomic("add", "int32", [16, -20])),
         Check("atomic_add bf16", "lanes share addresses", lambda: _atomic("add", "bf16", [16, -20])),

@@ -4,6 +4,8 @@ Triton's interpreter (``TRITON_INTERPRET=1``) is wrong as shipped: bf16 rounds b
 fp8 loses carries and decodes NaN as numbers, Python's ``not``, ``and`` and ``or`` apply to whole blocks. ``install``
 replaces the machine beneath Triton's semantics with one that is proven by ``impl.executions.conformance``.
 
+Gluon kernels and inline assembly stay outside: they raise, here as in Triton's own interpreter.
+
 The repaired process is for interpreting only: ``triton.language`` stays bound to the interpreter, which saves patching
 it at every launch. What the repair depends on inside Triton is listed here and checked before anything is replaced.
 """
@@ -49,6 +51,10 @@ _RELIED_ON: dict[str, tuple[tuple[str, ...], ...]] = {
     f"{_INTERPRETER}:InterpreterBuilder.create_atomic_rmw": (("self", "rmwOp", "ptr", "val", "mask", "sem", "scope"),),
     f"{_INTERPRETER}:InterpreterBuilder.create_histogram": (("self", "data", "bins", "mask"),),
     f"{_INTERPRETER}:TensorDescHandle.materialize_pointers": (("self", "offsets"),),
+    f"{_INTERPRETER}:FunctionRewriter.ast_transformer.visit": (("node",),),
+    f"{_INTERPRETER}:InterpreterBuilder.set_grid_idx": (("self", "x", "y", "z"),),
+    "triton.language.core:_unwrap_if_constexpr": (("o",),),
+    "triton.language.core:is_builtin": (("fn",),),
     "triton.language.core:tensor.__init__": (("self", "handle", "type"),),
     "triton.language.core:block_type.__init__": (("self", "element_ty", "shape"),),
     "triton.language.semantic:TritonSemantic.binary_op_type_checking_impl": (

@@ -576,12 +576,9 @@ def _optional_tensor(value: Any) -> Any:
 
 
 def _load_function(slow: Any) -> Any:
-    def load(
-        pointer: Any, mask: Any = None, other: Any = None, boundary_check: Any = (), padding_option: Any = "",
-        cache_modifier: Any = "", eviction_policy: Any = "", volatile: Any = False, **_context: Any,
-    ) -> Any:  # fmt: skip
-        if pointer.__class__ is not tensor or boundary_check or padding_option or not _readable(pointer.dtype):
-            return slow(pointer, mask, other, boundary_check, padding_option, cache_modifier, eviction_policy, volatile)
+    def load(pointer: Any, mask: Any = None, other: Any = None, *rest: Any, **options: Any) -> Any:
+        if pointer.__class__ is not tensor or rest or _has_bounds(options) or not _readable(pointer.dtype):
+            return slow(pointer, mask, other, *rest, **options)
         mask, other = _optional_tensor(mask), _optional_tensor(other)
         dims = own = pointer.type._interpreter_facts.dims
         if not own and any(t is not None and t.type.is_block() for t in (mask, other)):
@@ -602,19 +599,21 @@ def _load_function(slow: Any) -> Any:
     return load
 
 
+def _has_bounds(options: dict[str, Any]) -> bool:
+    # Of block pointers; what else can be said about an access (caching, eviction) changes no value.
+    return bool(options.get("boundary_check")) or bool(options.get("padding_option"))
+
+
 def _readable(dtype: Any) -> bool:
     # Triton reads int1 through int8; a constant pointer or one to anything else is left to it.
     return dtype.is_ptr() and dtype.element_ty.name in NUMPY_TYPES and dtype.element_ty.name != "int1"
 
 
 def _store_function(slow: Any) -> Any:
-    def store(
-        pointer: Any, value: Any, mask: Any = None, boundary_check: Any = (), cache_modifier: Any = "",
-        eviction_policy: Any = "", **_context: Any,
-    ) -> Any:  # fmt: skip
-        plain = pointer.__class__ is tensor and not boundary_check and _readable(pointer.dtype)
+    def store(pointer: Any, value: Any, mask: Any = None, *rest: Any, **options: Any) -> Any:
+        plain = pointer.__class__ is tensor and not rest and not _has_bounds(options) and _readable(pointer.dtype)
         if not plain or pointer.dtype.is_const():
-            return slow(pointer, value, mask, boundary_check, cache_modifier, eviction_policy)
+            return slow(pointer, value, mask, *rest, **options)
         value, mask = _optional_tensor(value), _optional_tensor(mask)
         dims = pointer.type._interpreter_facts.dims
         for part in (value, mask):

@@ -101,14 +101,26 @@ def _parameters(path: Path | None) -> frozenset[str]:
     return frozenset(arg.arg for arg in (*bound.args.posonlyargs, *bound.args.args, *bound.args.kwonlyargs))
 
 
-def _vllm_source() -> bytes:
-    return cast(bytes, importlib.import_module("impl.sparse_mla.decode_vllm").fingerprint())
+def vllm_source() -> bytes:
+    """The hash of the module that holds vLLM's wrapper, kernels and heuristics; empty without one."""
+    path = settings.vllm_path()
+    if _missing(path, ()):
+        return b""
+    return vllm.locate(path).fingerprint([VLLM_MODULE]).encode()
 
 
 # CUDA's and ROCm's exp are a product with log2(e) and an approximate exp2 of 2 ulps; the product's rounding adds half
 # an ulp for every unit of the exponent, and what lies far below the maximum weighs nothing.
 _DEVICE_EXPONENTIAL = 8.0
 _INTERPRETED_EXPONENTIAL = 1.0
+
+
+# What a bf16 product accumulates in.
+_PRODUCTS: Mapping[Execution, str] = {
+    "interpreter": "NumPy fp32 products",
+    "cuda": "tensor cores: exact products, fp32 sums that truncate",
+    "hip": "matrix cores: exact products, fp32 sums",
+}
 
 
 def _exponential(execution: Execution) -> float:
@@ -120,7 +132,7 @@ def _ours_precision(case: Case, execution: Execution) -> Precision:
     return Precision(
         exponential_ulps=_exponential(execution),
         flushes=execution != "interpreter",
-        note="scores, sums and partials fp32; exp(score - max) to bf16 for the values; sums take it unrounded",
+        note=f"{_PRODUCTS[execution]}; sums and partials fp32; exp(score - max) to bf16 for the values only",
     )
 
 
@@ -140,7 +152,7 @@ def _vllm_precision(case: Case, execution: Execution) -> Precision:
         exponential_ulps=_exponential(execution),
         output="bfloat16",
         flushes=execution != "interpreter",
-        note=f"{base}; exp(score - max) to bf16 for the values; other outputs than MXFP8 are bf16, copied",
+        note=f"{_PRODUCTS[execution]}; {base}, to bf16 for the values; other outputs than MXFP8 are bf16, copied",
     )
 
 
@@ -186,7 +198,7 @@ IMPLS: tuple[Impl, ...] = (
         unsupported=_vllm_reasons,
         precision=_vllm_precision,
         compile_key=_compile_key,
-        source=_vllm_source,
+        source=vllm_source,
     ),
     Impl(
         name="torch-bf16",

@@ -14,7 +14,7 @@ from cases.sparse_mla.decode_splits import Inputs, Outputs, SplitsCase
 from impl.implementation import Execution, Impl
 from impl.sources import settings, vllm
 from impl.sparse_mla import splits as split_rules
-from impl.sparse_mla.decode import VLLM_HEURISTICS, VLLM_MODULE, vllm_loader
+from impl.sparse_mla.decode import VLLM_HEURISTICS, VLLM_MODULE, vllm_loader, vllm_source
 
 VLLM_UNQUANTISED = "rocm_sparse_decode_bf16_num_splits"
 
@@ -101,10 +101,6 @@ def _key(case: Case) -> str:
     return case.op
 
 
-def _vllm_source() -> bytes:
-    return vllm.locate(settings.vllm_path()).fingerprint([VLLM_MODULE]).encode()
-
-
 IMPLS: tuple[Impl, ...] = (
     Impl(
         name="ours-host",
@@ -120,6 +116,6 @@ IMPLS: tuple[Impl, ...] = (
         unsupported=_vllm_reasons,
         precision=_exact,
         compile_key=_key,
-        source=_vllm_source,
+        source=vllm_source,
     ),
 )

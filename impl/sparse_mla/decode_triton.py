@@ -310,7 +310,8 @@ def finish(call: Call, partials: Partials) -> None:
     if inputs.positions is not None and inputs.cos_sin is not None:
         positions, cos_sin, cos_sin_row = inputs.positions.contiguous(), inputs.cos_sin, inputs.cos_sin.stride(0)
     # A head's arithmetic does not depend on its neighbours: the interpreter likes few large programs, a GPU many small.
-    heads = min(16, triton.next_power_of_2(call.heads)) if inputs.query.device.type == "cpu" else 1
+    interpreted = not isinstance(reduce_kernel, triton.runtime.JITFunction)
+    heads = min(16, triton.next_power_of_2(call.heads)) if interpreted else 1
     padded = triton.next_power_of_2(splits)
     reduce_kernel[(call.queries, -(-call.heads // heads))](
         partials.top, partials.total, partials.value, sink, positions, cos_sin, cos_sin_row,

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from cases.sparse_mla.decode import LANES, NOPE, ROPE, DecodeInputs, DecodeOutputs, Segment
-from impl.sources import settings, vllm
+from impl.sources import vllm
 from impl.sparse_mla.decode import VLLM_HEURISTICS, VLLM_MODULE, VLLM_WRAPPER, vllm_loader
 
 
@@ -62,11 +62,6 @@ def run(inputs: DecodeInputs) -> DecodeOutputs:
     return DecodeOutputs(
         out=inputs.out, codes=inputs.out_codes, scales=inputs.out_scales, rotated_rows=0 if rotated is None else rotated
     )
-
-
-def fingerprint() -> bytes:
-    """The sources of the module that holds the wrapper, its kernels and its heuristics."""
-    return vllm.locate(settings.vllm_path()).fingerprint([VLLM_MODULE]).encode()
 
 
 @contextlib.contextmanager

@@ -337,7 +337,8 @@ def _judge_mxfp8(inputs: DecodeInputs, outputs: DecodeOutputs, truth: Reference,
     if not scales.passed:
         return [scales]
     ends = [
-        numbers.rounded(mxfp8.scaled(end, outputs.scales), "float8_e4m3fn").float() for end in (flat - slack, flat + slack)
+        numbers.rounded(mxfp8.scaled(end, outputs.scales), "float8_e4m3fn").float()
+        for end in (flat - slack, flat + slack)
     ]
     decoded = numbers.decode(outputs.codes.view(torch.uint8), "float8_e4m3fn")
     return [scales, codes("codes", decoded, *ends, dtype=torch.float32)]

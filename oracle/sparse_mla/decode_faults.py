@@ -22,6 +22,7 @@ from cases.sparse_mla.decode import (
     TOKEN_BYTES,
     DecodeInputs,
     DecodeOutputs,
+    Encoding,
     Segment,
 )
 from oracle import mxfp8
@@ -69,7 +70,7 @@ def _truncate(values: torch.Tensor) -> torch.Tensor:
 
 def _records(segment: Segment, slots: torch.Tensor, way: Way, *, extra: bool) -> torch.Tensor:
     """fp32 [n, 512] of slots as the way decodes them."""
-    flip = {"float8_e4m3fn": "float8_e4m3fnuz", "float8_e4m3fnuz": "float8_e4m3fn"}
+    flip: dict[Encoding, Encoding] = {"float8_e4m3fn": "float8_e4m3fnuz", "float8_e4m3fnuz": "float8_e4m3fn"}
     if (way.has("main-in-the-other-encoding") and not extra) or (way.has("extra-in-the-other-encoding") and extra):
         segment = dataclasses.replace(segment, encoding=flip[segment.encoding])
     if any(way.has(fault) for fault in _LAYOUT_FAULTS):
@@ -97,10 +98,10 @@ def _misread(segment: Segment, slots: torch.Tensor, way: Way) -> torch.Tensor:
     cache = segment.cache
     block = cache.shape[1]
     stride = block * 584 if way.has("page-stride-unpadded") else cache.stride(0)
-    page = (slots // block) * stride + cache.storage_offset()
+    page = (slots // block) * stride + int(cache.storage_offset())
     place = slots % block
     pitch = 584 if way.has("token-pitch-584") else TOKEN_BYTES
-    flat = torch.empty(0, dtype=torch.uint8).set_(cache.untyped_storage())  # type: ignore[call-overload]
+    flat = torch.empty(0, dtype=torch.uint8).set_(cache.untyped_storage())
     last = flat.numel() - 1
 
     def read(offsets: torch.Tensor) -> torch.Tensor:
@@ -224,11 +225,8 @@ def compute(inputs: DecodeInputs, way: Way) -> DecodeOutputs:
     rows, turned_rows = _turn(rows, inputs, way)
     if inputs.out is None:
         return _quantised(rows, turned_rows, way)
-    if way.has("output-truncated"):
-        out = _truncate(rows).to(inputs.out.dtype)
-    else:
-        out = round_to_bfloat16(rows).to(inputs.out.dtype)
-    return DecodeOutputs(out=out, rotated_rows=turned_rows, lse=lse)
+    narrow = _truncate(rows) if way.has("output-truncated") else round_to_bfloat16(rows)
+    return DecodeOutputs(out=narrow.to(inputs.out.dtype), rotated_rows=turned_rows, lse=lse)
 
 
 def _score_scale(inputs: DecodeInputs, way: Way) -> float:
@@ -240,15 +238,13 @@ def _score_scale(inputs: DecodeInputs, way: Way) -> float:
     return next((value for fault, value in wrong.items() if way.has(fault)), inputs.scale)
 
 
-def _query(
-    inputs: DecodeInputs, t: int, sink: torch.Tensor | None, way: Way
-) -> tuple[torch.Tensor, torch.Tensor]:
+def _query(inputs: DecodeInputs, t: int, sink: torch.Tensor | None, way: Way) -> tuple[torch.Tensor, torch.Tensor]:
     """One query: fp32 rows [heads, 512] before rotation and the log-sum-exp [heads]."""
     query = inputs.query[t].float()
     if way.has("query-strides-ignored"):
-        flat = torch.empty(0, dtype=torch.bfloat16).set_(inputs.query.untyped_storage())  # type: ignore[call-overload]
+        flat = torch.empty(0, dtype=torch.bfloat16).set_(inputs.query.untyped_storage())
         heads = query.shape[0]
-        at = inputs.query.storage_offset() + t * heads * LANES
+        at = int(inputs.query.storage_offset()) + t * heads * LANES
         query = flat[at : at + heads * LANES].view(heads, LANES).float()
     found = _entries(inputs, t, way)
     parts = segments(inputs)
@@ -447,7 +443,7 @@ def _turn(rows: torch.Tensor, inputs: DecodeInputs, way: Way) -> tuple[torch.Ten
 
 
 def _quantised(rows: torch.Tensor, turned_rows: int, way: Way) -> DecodeOutputs:
-    queries, heads, _ = rows.shape
+    queries = rows.shape[0]
     if way.has("quantised-from-bfloat16"):
         rows = _round(rows, "bfloat16")
     block = {"scale-over-16-lanes": 16, "scale-over-64-lanes": 64}

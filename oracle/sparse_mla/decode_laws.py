@@ -91,7 +91,9 @@ def _pages(segment: Segment) -> tuple[torch.Tensor, torch.Tensor]:
     base = cache.storage_offset()
     flat = storage_bytes(cache)
     data = flat.as_strided((blocks, block, TOKEN_BYTES), (cache.stride(0), TOKEN_BYTES, 1), base)
-    scales = flat.as_strided((blocks, block, SCALE_BYTES), (cache.stride(0), SCALE_BYTES, 1), base + block * TOKEN_BYTES)
+    scales = flat.as_strided(
+        (blocks, block, SCALE_BYTES), (cache.stride(0), SCALE_BYTES, 1), base + block * TOKEN_BYTES
+    )
     return data.reshape(-1, TOKEN_BYTES), scales.reshape(-1, SCALE_BYTES)
 
 
@@ -137,9 +139,7 @@ def _repaged(inputs: DecodeInputs) -> DecodeInputs | None:
     def change(part: Segment, name: str) -> Segment:
         data, scales = _pages(part)
         cache = _paged(data, scales, 16 if part.cache.shape[1] != 16 else 8, 576)
-        rows = [
-            torch.where((row >= 0) & (row < part.rows), row, -1) for row in _entries(part, _rows(inputs))
-        ]
+        rows = [torch.where((row >= 0) & (row < part.rows), row, -1) for row in _entries(part, _rows(inputs))]
         return _relisted(dataclasses.replace(part, cache=cache), rows)
 
     return _each(inputs, change)
@@ -151,7 +151,10 @@ def _invalid_inserted(inputs: DecodeInputs) -> DecodeInputs | None:
 
     def change(part: Segment, _: str) -> Segment:
         holes = torch.tensor([-1, part.rows])
-        rows = [torch.cat([holes, row[: len(row) // 2], holes, row[len(row) // 2 :]]) for row in _entries(part, _rows(inputs))]
+        rows = [
+            torch.cat([holes, row[: len(row) // 2], holes, row[len(row) // 2 :]])
+            for row in _entries(part, _rows(inputs))
+        ]
         return _relisted(part, rows)
 
     return _each(inputs, change)
@@ -197,12 +200,16 @@ def _doubled_records(inputs: DecodeInputs) -> DecodeInputs | None:
         return None
     parts = [inputs.main] if inputs.extra is None else [inputs.main, inputs.extra]
     for part in parts:
-        rows = torch.cat([row[(row >= 0) & (row < part.rows)] for row in _entries(part, _rows(inputs))] or [torch.empty(0)])
+        rows = torch.cat(
+            [row[(row >= 0) & (row < part.rows)] for row in _entries(part, _rows(inputs))] or [torch.empty(0)]
+        )
         data, scales = _pages(part)
         read = rows.long().unique()
         tail = data[read][:, NOPE:].contiguous().view(torch.bfloat16).float().abs()
         small = tail[(tail > 0) & torch.isfinite(tail)]
-        if read.numel() and (int(scales[read][:, :7].max()) > 200 or (small.numel() and float(small.min()) < 2.0**-100)):
+        if read.numel() and (
+            int(scales[read][:, :7].max()) > 200 or (small.numel() and float(small.min()) < 2.0**-100)
+        ):
             return None
 
     def change(part: Segment, _: str) -> Segment:

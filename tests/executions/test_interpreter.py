@@ -7,7 +7,9 @@ import os
 import subprocess
 import sys
 import types
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -220,6 +222,63 @@ def test_powers_of_two_are_exact() -> None:
 def test_integers_saturate_and_nan_gives_zero() -> None:
     got = numbers.to_integer(np.array([1e20, -1e20, np.nan, 7.9, -7.9], np.float32), np.dtype(np.int64))
     assert got.tolist() == [2**63 - 1, -(2**63), 0, 7, -7]
+
+
+BLOCKS = {
+    "int1": ((4,), np.array([0, 1, 1, 0], np.bool_)),
+    "int8": ((4,), np.array([1, -2, 3, -128], np.int8)),
+    "int32": ((2, 4), np.array([[1, -2, 3, 4], [5, 6, -7, 2**31 - 1]], np.int32)),
+    "uint32": ((4,), np.array([1, 2, 3, 2**32 - 1], np.uint32)),
+    "int64": ((2, 1), np.array([[5], [-(2**40)]], np.int64)),
+    "fp16": ((4,), np.array([0.5, -1.5, 3.25, 100], np.float16)),
+    "fp32": ((2, 4), np.array([[0.1, -2.5, 3, 4], [5, 1e30, -7, 8]], np.float32)),
+    "bf16": ((4,), np.array([0x3F80, 0xBFC0, 0x4049, 0x7FC0], np.uint16)),
+    "scalar": ((), np.array([3], np.int32)),
+}
+NUMBERS: list[float] = [2, 3, 0.5, True]
+OPERATORS = {
+    "__add__": ("add", True), "__sub__": ("sub", True), "__mul__": ("mul", True), "__truediv__": ("truediv",),
+    "__and__": ("and_",), "__xor__": ("xor_",), "__lt__": ("less_than",), "__eq__": ("equal",),
+    "__ne__": ("not_equal",),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("operator", OPERATORS)
+@pytest.mark.parametrize("left", BLOCKS)
+def test_short_cuts_agree_with_tritons_own_semantics(operator: str, left: str) -> None:
+    from triton.language.semantic import TritonSemantic
+
+    from impl.executions.interpreter_builder import Handle
+    from impl.executions.interpreter_language import BUILDER, typed
+
+    spellings = {"scalar": "i32", "int1": "i1", "int8": "i8", "int32": "i32", "uint32": "u32", "int64": "i64"}
+
+    def block(name: str) -> Any:
+        dims, data = BLOCKS[name]
+        dtype = tl.str_to_ty(spellings.get(name, name), None)
+        return tl.tensor(Handle(data, dtype), typed(dtype, dims))
+
+    def outcome(compute: Callable[[], Any]) -> object:
+        with np.errstate(all="ignore"):
+            try:
+                result = compute()
+            except Exception as error:
+                return type(error)
+        data = result.handle.data
+        return str(result.type), str(data.dtype), data.shape, data.tobytes()
+
+    x = block(left)
+    method, *flags = OPERATORS[operator]
+    theirs = getattr(TritonSemantic(BUILDER), method)
+    computed = 0
+    # Older Tritons compare with a number as if it were a tensor of its own type, so only plain ones are asked about.
+    beyond = [] if method in ("less_than", "equal", "not_equal") else [-3, 2**40]
+    for right in [*map(block, BLOCKS), *NUMBERS, *beyond]:
+        ours = outcome(lambda right=right: getattr(x, operator)(right))
+        assert ours == outcome(lambda right=right: theirs(x, right, *flags)), right
+        computed += isinstance(ours, tuple)
+    assert computed or (operator, left) in {("__and__", "fp16"), ("__and__", "bf16"), ("__and__", "fp32"),
+                                            ("__xor__", "fp16"), ("__xor__", "bf16"), ("__xor__", "fp32")}  # fmt: skip
 
 
 def test_install_twice_is_harmless() -> None:

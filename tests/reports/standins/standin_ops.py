@@ -1,7 +1,4 @@
-"""Two ops and implementations of every way to fail, in the places where the house looks for ops.
-
-Importing this module puts them there, so `PYTEST_PLUGINS=standin_ops` is enough for a sweep's workers.
-"""
+"""Which stand-in ops and implementations fail in every way that a real one could?"""
 
 import ctypes
 import dataclasses
@@ -216,4 +213,7 @@ def put_in_place() -> None:
     cases.case.OPS = cases.OPS
 
 
-put_in_place()
+def take_away() -> None:
+    """Leave the house as it was."""
+    cases.OPS = tuple(op for op in cases.OPS if op not in (DOUBLE, EMPTY))
+    cases.case.OPS = cases.OPS
