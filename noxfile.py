@@ -11,6 +11,7 @@ as it is, with its triton and numpy, by linking its site-packages into the sessi
 
 import importlib.metadata
 import importlib.util
+import itertools
 import os
 import sysconfig
 import time
@@ -81,7 +82,7 @@ def sweep(session: nox.Session) -> None:
     """Judge every op on this machine and write the report; arguments go to `mla-oracle sweep`."""
     install(session)
     arguments = list(session.posargs)
-    out = next((b for a, b in zip(arguments, arguments[1:], strict=False) if a == "--out"), None)
+    out = next((b for a, b in itertools.pairwise(arguments) if a == "--out"), None)
     if out is None and "--resume" not in arguments:
         out = run_name("sweep")
         arguments += ["--out", out]

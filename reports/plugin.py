@@ -7,6 +7,7 @@ pytest item, and the worker that runs it writes start lines and records. pytest'
 import faulthandler
 import os
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ from reports.store import Crash, RecordFile, Settings, Task, append_crash, read_
 # How a worker ends after its device died: xdist replaces it, and its record is already written.
 _DEVICE_DIED = 70
 _LEFT_ALONE = 75
+_PARENT_SECONDS = 0.2
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -52,6 +54,13 @@ def pytest_configure(config: pytest.Config) -> None:
 def _end_with_sweep(lifeline: int) -> None:
     # Nobody ever writes into this pipe: the read returns when the last writer, the sweep, is gone.
     os.read(lifeline, 1)
+    os._exit(_LEFT_ALONE)
+
+
+def _end_with_parent(parent: int) -> None:
+    # execnet lets a worker finish its item when the session is gone; by then the run may have been resumed.
+    while os.getppid() == parent:
+        time.sleep(_PARENT_SECONDS)
     os._exit(_LEFT_ALONE)
 
 
@@ -126,6 +135,7 @@ class Worker:
         self._watchdog = (self._run / "watchdogs" / f"{self._stem}.txt").open("x")
         self._trace = (self._run / "crashes" / f"{self._stem}.txt").open("x")
         faulthandler.enable(self._trace)
+        threading.Thread(target=_end_with_parent, args=(os.getppid(),), daemon=True).start()
         return RecordFile(self._run / "records" / f"{self._stem}.jsonl")
 
     def run_task(self, task: Task) -> None:

@@ -47,7 +47,7 @@ class Segment:
     Ragged form: query t reads `indices[indptr[t]:indptr[t+1]]`; `indices` may be longer than `indptr[-1]`, `indptr[0]`
     need not be 0. Dense form: query t reads the valid slots among the first `lengths[t]` columns of `dense[t]`; without
     `lengths`, the number of non-negative entries is that limit.
-    An entry outside `[0, blocks * block)` is skipped. Duplicates count as often as they stand.
+    Where both are given, the ragged form counts. An entry outside `[0, blocks * block)` is skipped. Duplicates count as often as they stand.
     """
 
     cache: UInt8[torch.Tensor, "blocks block 584"]

@@ -591,8 +591,8 @@ def _load_function(slow: Any) -> Any:
         if dims != own:
             handle = Handle(np.broadcast_to(handle.data, dims), handle.dtype)
         BUILDER.other_given = other is not None
-        rest = None if other is None else SEMANTIC.cast(other, element).handle
-        loaded = BUILDER.create_masked_load(handle, None if mask is None else mask.handle, rest)
+        replacement = None if other is None else SEMANTIC.cast(other, element).handle
+        loaded = BUILDER.create_masked_load(handle, None if mask is None else mask.handle, replacement)
         BUILDER.other_given = False
         return tensor(loaded, typed(element, dims))
 

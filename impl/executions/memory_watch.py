@@ -59,10 +59,7 @@ class _Writers:
         if self.grain > 1 and (width != self.grain or np.any(offsets % self.grain)):
             # Elements of another size or alignment: from here on every byte is watched by itself.
             self.numbers, self.grain = np.repeat(self.numbers, self.grain), 1
-        if self.grain == width:
-            places = offsets // width if width > 1 else offsets
-        else:
-            places = offsets[:, None] + np.arange(width)
+        places = offsets // width if self.grain == width else offsets[:, None] + np.arange(width)
         before: Array = self.numbers[places]
         self.numbers[places] = program
         before[before == program] = 0

@@ -7,14 +7,14 @@ from oracle.cache import records
 
 
 def listed(segment: Segment, query: int) -> torch.Tensor:
-    """The entries of one query in order, int64, invalid ones included, as either form of the call lists them."""
-    if segment.dense is not None:
-        row = segment.dense[query].long()
-        limit = int((row >= 0).sum()) if segment.lengths is None else int(segment.lengths[query])
-        row = row[: max(limit, 0)]
-        return row[(row >= 0) & (row < segment.rows)]
-    assert segment.indices is not None and segment.indptr is not None
-    return segment.indices[int(segment.indptr[query]) : int(segment.indptr[query + 1])].long()
+    """The entries of one query in order, int64; the ragged form counts where both are given, and keeps invalid entries."""
+    if segment.indices is not None and segment.indptr is not None:
+        return segment.indices[int(segment.indptr[query]) : int(segment.indptr[query + 1])].long()
+    assert segment.dense is not None
+    row = segment.dense[query].long()
+    limit = int((row >= 0).sum()) if segment.lengths is None else int(segment.lengths[query])
+    row = row[: max(limit, 0)]
+    return row[(row >= 0) & (row < segment.rows)]
 
 
 def valid(segment: Segment, entries: torch.Tensor) -> torch.Tensor:

@@ -30,7 +30,7 @@ from oracle.cache import records
 from oracle.formats import numbers
 from oracle.formats.numbers import round_to_bfloat16
 from oracle.laws import Honest, Mutant
-from oracle.sparse_mla.call import listed, rotate_back, segments, turned, valid
+from oracle.sparse_mla.call import listed, rotate_back, segments, turned
 
 NEVER = torch.finfo(torch.float32).min
 HEADS_PER_PROGRAM = 16

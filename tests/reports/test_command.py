@@ -1,0 +1,203 @@
+"""Does the command say in one sentence what was wrong, write nothing then, and else do what it says?"""
+
+import importlib.util
+import os
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import msgspec
+import pytest
+
+from oracle.check import Check
+from reports import command
+from reports.record import Environment, Record
+from reports.store import RecordFile, Settings, Task, create_run
+
+FOUR = "standin.double:rows=4,sign=plus,wide=no,seed=0"
+HERE = Environment(machine="m", python="3", torch="2", triton="3", numpy="2", device="cpu")
+BAD = Check(output="out", measure="exact", use=1e9, wrong=1, count=4, where=(3,), got="9", want="8", why="it is exact")
+
+
+@pytest.fixture(autouse=True)
+def _placed(standins: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+
+
+@pytest.fixture
+def kept(tmp_path: Path) -> Path:
+    """A run with a failure and a declared reason, and one case left to do."""
+    path = tmp_path / "runs" / "kept"
+    tasks = [Task(case=FOUR, impl=f"standin-{name}", on="interpreter", item=name) for name in ("wrong", "declines", "right")]
+    create_run(path, Settings(on=("interpreter",), vllm="/some/vllm"), tasks)
+    file = RecordFile(path / "records" / "0001-interpreter-gw0-1.jsonl")
+    common: dict[str, Any] = {"op": "standin.double", "on": "interpreter", "environment": HERE, "case": FOUR}
+    file.record(
+        Record(impl="standin-wrong", status="fail", checks=(BAD,), diagnosis=("as if the last row were late",), **common)
+    )
+    file.record(Record(impl="standin-declines", status="unsupported", reasons=("no fours", "no sevens"), **common))
+    file.close()
+    return path
+
+
+def files(path: Path) -> dict[Path, bytes]:
+    return {found: found.read_bytes() for found in path.rglob("*") if found.is_file()}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        ("list --op nope", "unknown op 'nope': known ops are "),
+        ("list --cases loud", "--cases loud: should be one of smoke, default, nightly"),
+        ("sweep --op nope", "unknown op 'nope'"),
+        ("sweep --op standin.double --impl nope", "unknown implementation 'nope': standin.double have standin-right"),
+        ("sweep --op standin.double --on moon", "--on moon: should be one of interpreter, cuda, hip"),
+        ("sweep --op standin.double --on hip", "--on hip: torch "),
+        ("sweep --op standin.double --cases loud", "--cases loud: should be one of"),
+        ("sweep --op standin.double --case rows=3", "no default case has rows=3"),
+        ("sweep --op standin.double --case rows", "case pattern: 'rows' is not axis=value"),
+        ("sweep --op standin.double --workers -1", "--workers -1: should be 1 or more"),
+        ("sweep --op standin.double --workers many", "--workers"),
+        ("sweep --op standin.double --deadline 0", "--deadline 0: should be more than 0 seconds"),
+        ("sweep --op standin.double --seed -1", "--seed -1: should not be negative"),
+        ("sweep --op standin.double --vllm nowhere", "--vllm nowhere: no such directory; it should be a vLLM checkout"),
+        ("sweep --failed nowhere", "nowhere: no such run directory"),
+        ("sweep --resume nowhere", "nowhere: no such run directory"),
+        ("sweep --resume runs/kept --op standin.double", "the run's own settings hold"),
+        ("sweep --op standin.double --out runs/kept", "already holds a run; continue it with --resume runs/kept"),
+        ("sweep --op standin.double --out runs", "runs: is not empty; a run needs a directory of its own"),
+        ("show nowhere", "nowhere: no such run directory"),
+        ("show runs/kept --status good", "--status good: should be one of pass, fail"),
+        ("show runs/kept --status crash", "holds no such record; it has 2"),
+        (f"show {FOUR.replace('rows=4', 'rows=5')}", "holds no such record"),
+        (f"show {FOUR.replace('rows', 'hats')}", "no axis 'hats'"),
+        ("replay standin.double:rows=4", "the id lacks sign, wide, seed"),
+        ("replay nonsense", "not a case id: 'nonsense'"),
+        ("replay lost.safetensors", "lost.safetensors: "),
+        (f"replay {FOUR} --impl nope", "unknown implementation 'nope'"),
+        (f"replay {FOUR} --on cuda", "--on cuda: torch "),
+        (f"replay {FOUR} --save x.safetensors", "--save x.safetensors: should name a new file, for one --impl"),
+        ("report nowhere", "nowhere: no such run directory"),
+        ("doctor --vllm nowhere", "--vllm nowhere: no such directory"),
+        ("prove --op nope", "unknown op 'nope'"),
+        ("prove --op standin.double --depth 0", "--depth 0: should be"),
+        ("dance", "No such command 'dance'"),
+        ("sweep --dance", "--dance"),
+        ("replay", "Missing argument"),
+    ],
+)
+def test_a_misuse_is_one_sentence_and_changes_nothing(
+    kept: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: str, sentence: str
+) -> None:
+    before = files(tmp_path)
+    assert command.main(arguments.split()) == 2
+    said = capsys.readouterr()
+    assert said.err.startswith("mla-oracle: ")
+    assert sentence in said.err
+    assert said.err.count("\n") == 1
+    assert said.out == ""
+    assert files(tmp_path) == before
+
+
+def test_an_edited_record_is_named_by_every_reader(kept: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (path,) = (kept / "records").glob("*.jsonl")
+    path.write_text(path.read_text().replace('"fail"', '"fine"'))
+    for arguments in (["show", "runs/kept"], ["report", "runs/kept"], ["sweep", "--resume", "runs/kept"], ["sweep", "--failed", "runs/kept"]):
+        assert command.main(arguments) == 2
+        said = capsys.readouterr().err
+        assert "0001-interpreter-gw0-1.jsonl line 1: Invalid enum value 'fine'" in said
+        assert said.count("\n") == 1
+
+
+def test_a_run_is_shown_as_a_table_and_line_by_line(kept: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert command.main(["show", str(kept)]) == 0
+    said = capsys.readouterr().out
+    assert f"fail        standin-wrong interpreter {FOUR}" in said
+    assert "out[3]=9, but should be 8: it is exact" in said
+    assert "1 of 3 cases have no record" in said
+
+
+def test_a_record_is_shown_in_full(kept: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert command.main(["show", FOUR, "--impl", "standin-wrong"]) == 0
+    said = capsys.readouterr().out
+    for part in (
+        "fail by standin-wrong on interpreter",
+        "out[3]=9, but should be 8: it is exact",
+        "as if the last row were late",
+        f"see it again: mla-oracle replay {FOUR} --impl standin-wrong --on interpreter --vllm /some/vllm",
+    ):
+        assert part in said
+    assert "declines" not in said
+
+
+def test_a_replay_explains_and_its_exit_code_judges(capsys: pytest.CaptureFixture[str]) -> None:
+    assert command.main(["replay", FOUR, "--impl", "standin-wrong", "--on", "interpreter"]) == 1
+    said = capsys.readouterr().out
+    assert "as if the last row were one too large (last-row-late)" in said
+    assert "but should be 1352" in said
+    assert command.main(["replay", FOUR, "--impl", "standin-right", "--on", "interpreter"]) == 0
+
+
+def test_a_capsule_is_replayed_and_compared(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    arguments = ["--impl", "standin-wrong", "--on", "interpreter"]
+    assert command.main(["replay", FOUR, *arguments, "--save", "a.safetensors"]) == 1
+    assert command.main(["replay", "a.safetensors", "--on", "interpreter"]) == 1
+    assert "its outputs are the same as in the capsule" in capsys.readouterr().out
+    assert command.main(["replay", "a.safetensors", "--impl", "standin-right", "--on", "interpreter"]) == 0
+    assert command.main(["replay", FOUR, *arguments, "--save", "a.safetensors"]) == 2
+
+
+def test_ops_are_listed_with_axes_and_answerers(capsys: pytest.CaptureFixture[str]) -> None:
+    assert command.main(["list", "--op", "standin.double"]) == 0
+    said = capsys.readouterr().out
+    assert "answered by standin-right, standin-wrong" in said
+    assert "  rows = 1 | 4 | 5 | 7" in said
+    assert "  wide = no | yes" in said
+
+
+def test_a_sweep_from_the_command_line_keeps_its_settings_and_gives_the_code(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "vllm").mkdir()
+    arguments = ["sweep", "--case", FOUR, "--on", "interpreter", "--workers", "1", "--vllm", "vllm", "--out", "run", "--impl"]
+    assert command.main([*arguments, "standin-wrong"]) == 1
+    said = capsys.readouterr().out
+    assert "run: 1 cases on interpreter" in said
+    assert "fail: out[3]=1353, but should be 1352: this output is exact" in said
+    assert f"see it again: mla-oracle replay {FOUR} --impl standin-wrong --on interpreter" in said
+    settings = msgspec.json.decode((tmp_path / "run" / "run.json").read_bytes())
+    assert settings["vllm"] == str(tmp_path / "vllm")
+    assert settings["patterns"] == [FOUR]
+    assert command.main(["report", "run"]) == 0
+    assert (tmp_path / "run" / "report.html").stat().st_size > 1000
+
+
+def test_the_four_rooms_come_from_one_house() -> None:
+    assert command.intruder() is None
+
+
+@pytest.mark.parametrize("room", ["cases", "oracle", "impl"])
+def test_a_room_of_another_house_is_named_and_nothing_runs(tmp_path: Path, room: str) -> None:
+    (tmp_path / room).mkdir()
+    (tmp_path / room / "__init__.py").write_text("raise SystemExit('an intruder ran')")
+    house = Path(command.__file__).resolve().parent.parent
+    done = subprocess.run(
+        [sys.executable, "-c", "from reports.command import main; raise SystemExit(main(['list']))"],
+        capture_output=True, text=True, check=False, cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), str(house)]), "PYTEST_PLUGINS": ""},
+    )  # fmt: skip
+    assert done.returncode == 2
+    assert done.stderr == (
+        f"mla-oracle: the package {room!r} comes from {tmp_path / room}, but should come from {house / room}; "
+        "another project of that name stands in front of it on sys.path\n"
+    )
+
+
+def test_a_missing_room_is_named(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    real = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "oracle" else real(name))
+    assert command.main(["list"]) == 2
+    assert "the package 'oracle' is missing, it should lie in" in capsys.readouterr().err

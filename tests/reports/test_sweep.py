@@ -1,0 +1,252 @@
+"""Does a sweep end with a record for every case, whatever the suspects and the world do to its processes?"""
+
+import dataclasses
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import msgspec
+import pytest
+from rich.console import Console
+
+from oracle.check import Check
+from reports.plan import Selection, plan
+from reports.record import Environment, Record
+from reports.store import Crash, RecordFile, Run, Settings, Task, append_crash, create_run, read_run
+from reports.sweep import exit_code, settled, sweep, worker_environment
+
+FOUR = "standin.double:rows=4,sign=plus,wide=no,seed=0"
+ONE = "standin.double:rows=1,sign=plus,wide=no,seed=0"
+HERE = Environment(machine="m", python="3", torch="2", triton="3", numpy="2", device="cpu")
+
+
+def swept(path: Path, *impls: str, patterns: tuple[str, ...] = (FOUR, ONE), **settings: Any) -> Run:
+    found = plan(Selection(ops=("standin.double",), impls=impls, patterns=patterns))
+    create_run(path, Settings(on=("interpreter",), **{"workers": 2, "deadline": 4.0} | settings), found.tasks)
+    with (path / "console.txt").open("w") as file:
+        return sweep(path, Console(file=file))
+
+
+@pytest.fixture(scope="module")
+def whole(standins: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """One sweep over every stand-in: twenty-six tasks, six of which end their worker."""
+    return swept(tmp_path_factory.mktemp("sweep") / "run")
+
+
+STATUSES = {
+    "standin-right": ("pass", "pass"),
+    "standin-wrong": ("fail", "fail"),
+    "standin-own-wrong": ("fail", "fail"),
+    "standin-raises": ("error", "pass"),
+    "standin-aborts": ("crash", "pass"),
+    "standin-exits": ("crash", "pass"),
+    "standin-killed": ("pass", "pass"),
+    "standin-hangs": ("hang", "pass"),
+    "standin-writes-outside": ("memory", "memory"),
+    "standin-writes-input": ("memory", "memory"),
+    "standin-returns-nothing": ("error", "error"),
+    "standin-declines": ("unsupported", "unsupported"),
+    "standin-naps": ("pass", "pass"),
+}
+
+
+def test_every_case_has_its_record_and_its_status(whole: Run) -> None:
+    assert whole.open_tasks == ()
+    assert {
+        name: tuple(whole.records[case, name, "interpreter", ""].status for case in (FOUR, ONE)) for name in STATUSES
+    } == STATUSES
+
+
+@pytest.mark.parametrize(
+    ("impl", "sentence"),
+    [
+        ("standin-aborts", "the worker died: Fatal Python error: Aborted in standin_ops.py:"),
+        ("standin-exits", "the worker died twice in this case and left no trace: it ended itself or was killed"),
+        ("standin-hangs", "no answer after 4 s, the worker was ended in standin_ops.py:"),
+    ],
+)
+def test_a_dead_worker_is_described(whole: Run, impl: str, sentence: str) -> None:
+    record = whole.records[FOUR, impl, "interpreter", ""]
+    assert record.reasons[0].startswith(sentence)
+    assert record.environment.torch
+
+
+def test_a_case_whose_worker_was_killed_from_outside_is_asked_again(whole: Run) -> None:
+    assert whole.starts[FOUR, "standin-killed", "interpreter", ""] == 2
+    assert whole.starts[FOUR, "standin-hangs", "interpreter", ""] == 1
+    assert whole.starts[FOUR, "standin-right", "interpreter", ""] == 1
+
+
+def test_workers_write_files_of_their_own_with_one_thread_each(whole: Run) -> None:
+    names = [path.stem for path in (whole.path / "records").glob("*.jsonl")]
+    assert len(names) == len(set(names)) >= 5
+    assert worker_environment("interpreter")["OMP_NUM_THREADS"] == "1"
+
+
+def test_the_exit_code_is_that_of_the_records(whole: Run) -> None:
+    assert exit_code(whole) == 1
+    right = [key for key in whole.records if key[1] in ("standin-right", "standin-declines")]
+    kept = dataclasses.replace(
+        whole, records={key: whole.records[key] for key in right}, plan=tuple(t for t in whole.plan if t.key in right)
+    )
+    assert exit_code(kept) == 0
+
+
+def test_a_finished_run_is_resumed_without_a_session(whole: Run) -> None:
+    before = {path: path.read_bytes() for path in whole.path.rglob("*") if path.is_file()}
+    again = sweep(whole.path, Console(quiet=True))
+    assert again.records == whole.records
+    assert {path: path.read_bytes() for path in whole.path.rglob("*") if path.is_file()} == before
+
+
+def test_a_killed_sweep_takes_its_workers_along_and_is_resumed_where_it_was(
+    standins: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("STANDIN_NAP", "0.4")
+    path = tmp_path / "run"
+    arguments = ["sweep", "--op", "standin.double", "--impl", "standin-naps", "--workers", "2", "--out", str(path)]
+    script = f"import standin_plugin; from reports.command import main; raise SystemExit(main({arguments!r}))"
+    killed = subprocess.Popen(
+        [sys.executable, "-c", script], env=worker_environment("interpreter"), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+    )  # fmt: skip
+    wait_until(lambda: (path / "run.json").exists() and len(read_run(path).records) >= 2)
+    killed.send_signal(signal.SIGKILL)
+    killed.wait()
+    workers = [int(file.stem.rsplit("-", 1)[1]) for file in (path / "records").glob("*.jsonl")]
+    wait_until(lambda: not any(alive(pid) for pid in workers))
+    before = {file: file.read_bytes() for file in (path / "records").glob("*.jsonl")}
+    interrupted = read_run(path)
+    assert interrupted.open_tasks
+    done = sweep(path, Console(quiet=True))
+    assert done.open_tasks == ()
+    assert all(record.status == "pass" for record in done.records.values())
+    assert all(file.read_bytes() == content for file, content in before.items())
+    assert all(done.records[key] == record for key, record in interrupted.records.items())
+    assert sum(count - 1 for count in done.starts.values()) <= 2
+
+
+def alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def wait_until(holds: Callable[[], bool]) -> None:
+    for _ in range(1200):
+        if holds():
+            return
+        time.sleep(0.05)
+    raise AssertionError("it never came to that")
+
+
+def test_a_session_that_cannot_start_ends_the_sweep_and_is_the_harness_fault(
+    standins: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTEST_PLUGINS", "no_such_plugin_anywhere")
+    monkeypatch.setattr("reports.sweep._BARREN_PASSES", 1)
+    run = swept(tmp_path / "run", "standin-right")
+    assert len(run.open_tasks) == 2
+    assert exit_code(run) == 3
+    assert exit_code(run, allow_unjudged=True) == 3
+    assert "no_such_plugin_anywhere" in (tmp_path / "run" / "logs" / "0001-interpreter.txt").read_text()
+
+
+class TestSettling:
+    """What a start without a record is taken for; no process is needed to tell."""
+
+    @pytest.fixture
+    def run(self, tmp_path: Path) -> Path:
+        path = tmp_path / "run"
+        create_run(path, Settings(on=("interpreter",), deadline=7.0), [self.task])
+        return path
+
+    task = Task(case="op.a:rows=1,seed=0", impl="x-y", on="interpreter", item="item")
+
+    def begun(self, run: Path, number: int = 1, watchdog: str = "", trace: str = "", crashed: bool = True) -> None:
+        stem = f"{number:04d}-interpreter-gw0-{number}"
+        file = RecordFile(run / "records" / f"{stem}.jsonl")
+        file.start(self.task)
+        file.close()
+        (run / "watchdogs" / f"{stem}.txt").write_text(watchdog)
+        (run / "crashes" / f"{stem}.txt").write_text(trace)
+        if crashed:
+            append_crash(run, f"{number:04d}-interpreter", Crash(crashed="item", worker="gw0"))
+
+    def status(self, run: Path) -> str | None:
+        found = settled(run, "0009-interpreter-sweep").records.get(self.task.key)
+        return None if found is None else found.status
+
+    def test_a_watchdog_that_barked_means_hang(self, run: Path) -> None:
+        self.begun(run, watchdog="Timeout (0:00:07)!\n", trace="Fatal Python error: Aborted\n")
+        assert self.status(run) == "hang"
+
+    def test_a_trace_means_crash_at_once(self, run: Path) -> None:
+        self.begun(run, trace="Fatal Python error: Segmentation fault\n")
+        assert self.status(run) == "crash"
+
+    def test_no_trace_means_in_flight_once_and_crash_twice(self, run: Path) -> None:
+        self.begun(run)
+        assert self.status(run) is None
+        self.begun(run, number=2)
+        assert self.status(run) == "crash"
+
+    def test_a_stop_of_the_whole_session_is_never_a_crash(self, run: Path) -> None:
+        for number in range(1, 5):
+            self.begun(run, number=number, crashed=False)
+            assert self.status(run) is None
+
+    def test_settling_twice_writes_once(self, run: Path) -> None:
+        self.begun(run, watchdog="Timeout")
+        assert self.status(run) == self.status(run) == "hang"
+        assert len(list((run / "records").glob("*-sweep*.jsonl"))) == 1
+
+    def test_the_innermost_frame_is_that_of_the_case(self, run: Path) -> None:
+        dump = (
+            'Timeout (0:00:07)!\nThread 0x1 (most recent call first):\n  File "/p/threading.py", line 1 in wait\n\n'
+            'Thread 0x2 (most recent call first):\n  File "/k/decode_triton.py", line 31 in run\n'
+            '  File "/h/reports/execute.py", line 9 in attempt\n'
+        )
+        self.begun(run, watchdog=dump)
+        record = settled(run, "0009-interpreter-sweep").records[self.task.key]
+        assert record.reasons == ("no answer after 7 s, the worker was ended in decode_triton.py:31 run",)
+
+
+class TestExitCode:
+    def run_of(self, *statuses: Any, reasons: tuple[str, ...] = (), unanswered: int = 0) -> Run:
+        tasks = [Task(case=f"o.p:rows={n}", impl="x", on="interpreter", item="i") for n in range(len(statuses) + unanswered)]
+        records = {
+            task.key: Record(case=task.case, op="o.p", impl="x", on="interpreter", status=status, reasons=reasons, environment=HERE)
+            for task, status in zip(tasks, statuses, strict=False)
+        }  # fmt: skip
+        return Run(Path(), Settings(), tuple(tasks), records, (), {}, ())
+
+    @pytest.mark.parametrize("status", ["fail", "memory", "error", "crash", "hang", "vacuous"])
+    def test_one_bad_record_among_good_ones_counts(self, status: str) -> None:
+        assert exit_code(self.run_of("pass", status, "pass")) == 1
+        assert exit_code(self.run_of("pass", status), allow_unjudged=True) == 1
+
+    def test_passes_and_declared_reasons_are_fine(self) -> None:
+        assert exit_code(self.run_of("pass", "unsupported")) == 0
+
+    def test_nothing_judged_is_not_fine_unless_allowed(self) -> None:
+        assert exit_code(self.run_of("unsupported", "unsupported")) == 1
+        assert exit_code(self.run_of("unsupported"), allow_unjudged=True) == 0
+
+    def test_the_harness_is_never_a_finding(self) -> None:
+        assert exit_code(self.run_of("pass", unanswered=1)) == 3
+        assert exit_code(self.run_of("error", reasons=("the harness itself broke in judging: KeyError: 'x'",))) == 3
+
+
+def test_the_files_of_a_run_are_json_lines(whole: Run) -> None:
+    for path in (*(whole.path / "records").glob("*.jsonl"), whole.path / "plan.jsonl"):
+        for line in path.read_bytes().splitlines():
+            assert isinstance(msgspec.json.decode(line), dict)
+    assert all(isinstance(check, Check) for record in whole.records.values() for check in record.checks)
