@@ -75,9 +75,9 @@ def read_axis(kind: type[Case], axis: str, word: str) -> Axis:
     own: Any = kind
     annotation = _annotations(own)[axis]
     if annotation is int:
-        if re.fullmatch(r"-?[0-9]{1,18}", word):
+        if re.fullmatch(r"0|-?[1-9][0-9]{0,17}", word):
             return int(word)
-        raise CaseError(f"{kind.op}: {axis}={word} is not an integer")
+        raise CaseError(f"{kind.op}: {axis}={word} is not an integer without leading zeros")
     if annotation is bool:
         if word in ("yes", "no"):
             return word == "yes"

@@ -20,7 +20,7 @@ T = TypeVar("T")
 
 def poison_byte(dtype: torch.dtype) -> int:
     """The byte that fills memory of `dtype` which nobody may read: NaN, or a huge integer."""
-    if dtype == torch.float8_e4m3fnuz:
+    if dtype in (torch.float8_e4m3fnuz, torch.float8_e5m2fnuz):
         return 0x80
     return _FLOAT_POISON if dtype.is_floating_point else INTEGER_POISON
 
@@ -39,6 +39,8 @@ def guarded(
     stride is 1): `gaps=(8, 0)` on [T, H, D] leaves 8 elements after every row t. `lead` bytes stand in front, so that
     an odd base address can be asked for (a multiple of the item size).
     """
+    if lead % dtype.itemsize:
+        raise ValueError(f"lead={lead}: should be a multiple of {dtype.itemsize}, the size of {dtype}")
     fill = poison_byte(dtype) if fill is None else fill
     strides: list[int] = []
     step = 1
@@ -89,7 +91,9 @@ def owned_bytes(tensor: torch.Tensor) -> torch.Tensor:
 def moved(tensor: torch.Tensor, device: torch.device | str) -> torch.Tensor:
     """The same view of a fresh copy of the whole storage on `device`: guards, gaps and strides travel along."""
     flat = storage_bytes(tensor).to(device, copy=True)
-    return as_view(flat, tensor.dtype, tensor.shape, tensor.stride(), int(tensor.storage_offset()) * tensor.element_size())
+    return as_view(
+        flat, tensor.dtype, tensor.shape, tensor.stride(), int(tensor.storage_offset()) * tensor.element_size()
+    )
 
 
 def map_tensors(value: T, change: Callable[[torch.Tensor], torch.Tensor]) -> T:

@@ -52,7 +52,9 @@ class Check(msgspec.Struct, frozen=True, kw_only=True):
     def __str__(self) -> str:
         place = f"[{', '.join(map(str, self.where))}]" if self.where else ""
         if self.count == 0:
-            return f"{self.output}: nothing to compare ({self.measure})"
+            return f"{self.output}: no elements, and the form is right ({self.measure})"
+        if self.passed and self.measure in ("exact", "codes"):
+            return f"{self.output}: all {self.count} elements are right ({self.measure})"
         if self.passed:
             return (
                 f"{self.output}{place}={self.got}, should be {self.want}: {self.measure}, uses {self.use:.3g} of its budget "
@@ -71,10 +73,13 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def verdict_of(checks: tuple[Check, ...]) -> Status:
-    """`pass` when every check holds, `vacuous` when there is nothing that could have failed."""
+    """`pass` when every check holds, `vacuous` when there is no check that could have failed.
+
+    A call without elements still has a form that can be wrong, so its checks count.
+    """
     if not all(check.passed for check in checks):
         return "fail"
-    return "pass" if any(check.count for check in checks) else "vacuous"
+    return "pass" if checks else "vacuous"
 
 
 def _place(flat: int, shape: torch.Size) -> tuple[int, ...]:

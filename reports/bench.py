@@ -27,6 +27,7 @@ REPEATS = 3
 def production_call(rows: int, heads: int = 128, window: int = 128, chosen: int = 2048) -> DecodeInputs:
     """A decode call of the largest model: a window and a top-k list a row, pages of 64 tokens."""
     draw = Draw(0, "bench")
+
     def segment(name: str, count: int) -> Segment:
         blocks = max(4096 // 64, count * 4 // 64)
         codes = draw.integers(name, (1, 64, 512), 0, 0x7F)

@@ -25,6 +25,9 @@ from reports.store import Crash, RecordFile, Settings, Task, append_crash, read_
 # How a worker ends after its device died: xdist replaces it, and its record is already written.
 _DEVICE_DIED = 70
 _LEFT_ALONE = 75
+_STILLBORN = 76
+# Workers in a row that die before they are ready, for no case's fault: then none ever will be.
+_MOST_STILLBORN = 4
 _PARENT_SECONDS = 0.2
 
 
@@ -109,6 +112,23 @@ class Session:
 
     def __init__(self, run: Path, stem: str) -> None:
         self._run, self._stem = run, stem
+        self._ready: set[str] = set()
+        self._stillborn = 0
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_testnodeready(self, node: Any) -> None:
+        """A worker that got this far can run cases."""
+        self._ready.add(node.gateway.id)
+        self._stillborn = 0
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_testnodedown(self, node: Any, error: object) -> None:
+        """End the session when its workers cannot even start, rather than restart them for ever."""
+        if error and node.gateway.id not in self._ready:
+            self._stillborn += 1
+            if self._stillborn >= _MOST_STILLBORN:
+                os.write(1, f"{_MOST_STILLBORN} workers in a row died before they were ready: {error}\n".encode())
+                os._exit(_STILLBORN)
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_handlecrashitem(self, crashitem: str, report: pytest.TestReport) -> None:

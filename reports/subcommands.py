@@ -31,7 +31,8 @@ from reports.sweep import exit_code, sweep
 W = TypeVar("W", bound=str)
 
 _RUNS = Path("runs")
-_LISTED_FAILURES = 20
+_LISTED_GROUPS = 20
+_DEVICE_WORKERS = 8
 _STATUSES: tuple[Status, ...] = get_args(Status)
 
 application = typer.Typer(
@@ -169,11 +170,11 @@ def _new_run(
     console: Console,
 ) -> Path:  # fmt: skip
     """Plan, then create the run directory: nothing is written before everything that was asked for exists."""
-    processes = _workers(workers)
     if not 0 < deadline < 1e6:
         raise Misuse(f"--deadline {deadline:g}: should be more than 0 seconds")
     _not_negative("--seed", seed)
     executions = _executions(on)
+    processes = _workers(workers, executions)
     tree = _tree(vllm)
     wanted = Selection(
         ops=tuple(op or ()), impls=tuple(impl or ()), on=executions, level=_one_of("--cases", level, LEVELS),
@@ -193,10 +194,12 @@ def _new_run(
     return path
 
 
-def _workers(asked: int) -> int:
+def _workers(asked: int, executions: Sequence[Execution] = ()) -> int:
     if asked < 0:
         raise Misuse(f"--workers {asked}: should be 1 or more, or 0 for one per processor")
-    return asked or (len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
+    processors = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    # Every worker on a device holds a context there, half a gigabyte and more.
+    return asked or (processors if set(executions) <= {"interpreter"} else min(processors, _DEVICE_WORKERS))
 
 
 def _not_negative(option: str, number: int) -> int:
@@ -208,14 +211,18 @@ def _not_negative(option: str, number: int) -> int:
 def _summarise(run: Run, console: Console) -> None:
     records = list(run.records.values())
     console.print(_table(records))
-    against = [record for record in records if record.status in AGAINST]
-    for record in against[:_LISTED_FAILURES]:
-        console.print(escape(f"{record.status}: {_first_sentence(record)}"))
-        for line in record.diagnosis:
+    groups: dict[tuple[str, str, str, str], list[Record]] = {}
+    for record in records:
+        if record.status in AGAINST:
+            groups.setdefault((record.op, record.impl, record.on, record.status), []).append(record)
+    for (op, impl, on, status), found in list(groups.items())[:_LISTED_GROUPS]:
+        worst = max(found, key=lambda record: record.use)
+        console.print(escape(f"{op} {impl} {on}: {len(found)} {status}, such as: {_first_sentence(worst)}"))
+        for line in worst.diagnosis:
             console.print(escape(f"  {line}"))
-        console.print(escape(f"  see it again: {replay_line(record)}"))
-    if len(against) > _LISTED_FAILURES:
-        console.print(f"... and {len(against) - _LISTED_FAILURES} more: mla-oracle show {shlex.quote(str(run.path))}")
+        console.print(escape(f"  see it again: {replay_line(worst, run.settings.vllm)}"))
+    if groups:
+        console.print(f"all of them: mla-oracle show {shlex.quote(str(run.path))}")
     for note in run.notes:
         console.print(escape(note))
     if run.open_tasks:
@@ -401,12 +408,7 @@ def report(
     out: Annotated[Path | None, typer.Option("--out", help="Where the page goes; RUN/report.html by default.")] = None,
 ) -> None:
     """One HTML page about a run."""
-    found = read_run(run)
-    html = importlib.import_module("reports.html")
-    written = html.write_report(
-        tuple(found.records.values()), out or run / "report.html", title=run.name, coverage=found.settings.ledgers,
-        notes=found.notes,
-    )  # fmt: skip
+    written = importlib.import_module("reports.html").report_run(run, out)
     _console().print(str(written))
 
 

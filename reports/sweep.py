@@ -98,7 +98,7 @@ def _death(run: Run, found: Pending) -> tuple[Status, str] | None:
 def _innermost(dump: str) -> str:
     """` in file.py:12 name`: the innermost frame of the thread that ran the case, from a dump of faulthandler."""
     for thread in re.split(r"\n(?=(?:Current thread|Thread) )", dump):
-        if "execute.py" in thread or "plugin.py" in thread:
+        if "execute.py" in thread or " in run_task" in thread:
             frame = re.search(r'File "([^"]*)", line (\d+) in (\S+)', thread)
             if frame:
                 return f" in {Path(frame[1]).name}:{frame[2]} {frame[3]}"

@@ -46,8 +46,8 @@ class Segment:
     may exceed `block * 584`.
     Ragged form: query t reads `indices[indptr[t]:indptr[t+1]]`; `indices` may be longer than `indptr[-1]`, `indptr[0]`
     need not be 0. Dense form: query t reads the valid slots among the first `lengths[t]` columns of `dense[t]`; without
-    `lengths`, the number of non-negative entries is that limit.
-    Where both are given, the ragged form counts. An entry outside `[0, blocks * block)` is skipped. Duplicates count as often as they stand.
+    `lengths`, the number of non-negative entries is that limit. Where both are given, the ragged form counts.
+    An entry outside `[0, blocks * block)` is skipped. Duplicates count as often as they stand.
     """
 
     cache: UInt8[torch.Tensor, "blocks block 584"]

@@ -59,8 +59,6 @@ def _vllm_reasons(case: Case, execution: Execution, module: str) -> list[str]:
     reasons = vllm_modules.missing(module, vllm_modules.GATHER)
     if case.encoding == "float8_e4m3fnuz" and execution == "cuda":
         reasons.append("encoding=float8_e4m3fnuz: the kernel uses Triton's FNUZ type, which NVIDIA devices do not have")
-    if case.table == "narrowed" and case.requests > 1:
-        reasons.append("table=narrowed: the kernel takes the table's width for its row pitch")
     return reasons
 
 

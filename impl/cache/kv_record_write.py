@@ -62,8 +62,6 @@ def _vllm_reasons(case: Case, execution: Execution, module: str) -> list[str]:
     reasons = vllm_modules.missing(module, vllm_modules.WRITE)
     if case.encoding == "float8_e4m3fnuz" and execution == "cuda":
         reasons.append("encoding=float8_e4m3fnuz: the kernel uses Triton's FNUZ type, which NVIDIA devices do not have")
-    if case.k_layout == "strided" and case.tokens > 1:
-        reasons.append("k_layout=strided: the kernel takes 512 for the row pitch of k")
     return reasons
 
 

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from impl.sources import triton_language
 from impl.sources.source_tree import MissingNameError, Refusal, SourceError, Substitute, TreeLoader, source_tree
 
 __all__ = [
@@ -370,7 +371,7 @@ def _substitutes(loader: Loader) -> dict[str, Substitute]:
         ),
         "eager_break_during_capture": (lambda: _only, "it matters only while a graph is being captured"),
         "vllm.triton_utils:triton": (lambda: importlib.import_module("triton"), triton),
-        "vllm.triton_utils:tl": (lambda: importlib.import_module("triton.language"), triton),
+        "vllm.triton_utils:tl": (lambda: triton_language.complete(), triton),
         "vllm.triton_utils:tldevice": (lambda: importlib.import_module("triton.language.extra.libdevice"), triton),
         "vllm.triton_utils:gluon": (lambda: importlib.import_module("triton.experimental.gluon"), triton),
         "vllm.triton_utils:gl": (lambda: importlib.import_module("triton.experimental.gluon.language"), triton),

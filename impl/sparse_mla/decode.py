@@ -16,7 +16,7 @@ from cases.case import Case
 from cases.precision import Precision
 from cases.sparse_mla.decode import DecodeCase, DecodeInputs, DecodeOutputs
 from impl.implementation import Execution, Impl
-from impl.sources import settings, vllm
+from impl.sources import settings, triton_language, vllm
 from impl.sources.source_tree import source_tree
 from impl.sparse_mla import splits as split_rules
 
@@ -58,13 +58,12 @@ def _vllm_reasons(case: Case, execution: Execution) -> list[str]:
     reasons = _without_triton()
     forced = VLLM_HEURISTICS.get(case.arch) if case.splits else None
     reasons += _missing(path, (VLLM_WRAPPER, *([forced] if forced else [])))
-    reads = "float8_e4m3fnuz" if case.arch == "gfx942" else "float8_e4m3fn"
-    if case.main_encoding != reads:
-        reasons.append(f"main_encoding={case.main_encoding}: vLLM on {case.arch} reads the main cache as {reads}")
     if case.extra_length >= 0 and case.extra_encoding != "float8_e4m3fn":
         reasons.append(f"extra_encoding={case.extra_encoding}: vLLM reads the extra cache as float8_e4m3fn everywhere")
-    if case.arch == "gfx942" and execution == "cuda":
-        reasons.append("arch=gfx942: its main cache is float8_e4m3fnuz, and Triton has no FNUZ types on NVIDIA devices")
+    if case.main_encoding == "float8_e4m3fnuz" and execution == "cuda":
+        reasons.append("main_encoding=float8_e4m3fnuz: Triton has no FNUZ types on NVIDIA devices")
+    if case.arch == "gfx950" and execution == "interpreter" and not reasons:
+        reasons += triton_language.interpreter_lacks("cat")
     if case.arch == "other" and case.splits > 1:
         reasons.append(f"splits={case.splits}: vLLM has no split route on arch=other")
     if not reasons:

@@ -37,7 +37,7 @@ def run(inputs: DecodeInputs) -> DecodeOutputs:
         asked["inv_rope_cos_sin_cache"] = inputs.cos_sin
     if mxfp8 is not None:
         asked["output_mxfp8"] = mxfp8
-    with loader.compute_units(inputs.compute_units), _forced(loader, inputs):
+    with loader.compute_units(inputs.compute_units), _forced(loader, inputs), _encoded(loader, inputs):
         rotated = decode(
             q=inputs.query,
             kv_cache=extra.cache if extra is not None else None,
@@ -73,6 +73,35 @@ def _forced(loader: vllm.Loader, inputs: DecodeInputs) -> Iterator[None]:
         return
     with loader.replaced(VLLM_MODULE, name, lambda *_args, **_kwargs: inputs.splits):
         yield
+
+
+@contextlib.contextmanager
+def _encoded(loader: vllm.Loader, inputs: DecodeInputs) -> Iterator[None]:
+    """For the duration of a `with`, the platform names the main cache's encoding.
+
+    The wrapper hands it to the kernel as a flag. gfx942 caches are FNUZ in production; the flag's other value is what
+    lets that kernel run natively on a device without FNUZ types.
+    """
+    if inputs.arch != "gfx942" or inputs.main.encoding == "float8_e4m3fnuz":
+        yield
+        return
+    platform = _Ocp(loader.symbol(VLLM_MODULE, "current_platform"))
+    with loader.replaced(VLLM_MODULE, "current_platform", platform):
+        yield
+
+
+class _Ocp:
+    """A platform whose own FP8 is OCP, and which answers everything else as the one given."""
+
+    def __init__(self, platform: Any) -> None:
+        self._platform = platform
+
+    def is_fp8_fnuz(self) -> bool:
+        """No."""
+        return False
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._platform, name)
 
 
 def _dense_of(main: Segment, query: torch.Tensor) -> torch.Tensor:

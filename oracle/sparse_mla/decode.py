@@ -32,8 +32,8 @@ cells over which the scores of the row spread: within one cell the roundings sha
 powers of two by construction (a single slot, a zero query) and the sum is exact, the budget is 0: bit for bit.
 """
 
+import dataclasses
 import math
-from typing import NamedTuple
 
 import torch
 
@@ -58,7 +58,8 @@ _EXACT_SUM = _GRAIN * 2.0**24
 _FLUSHED = 4 * 2.0**-126
 
 
-class Reference(NamedTuple):
+@dataclasses.dataclass(frozen=True)
+class Reference:
     """The answer.
 
     out: [queries, heads, 512] after rotation. lse: [queries, heads], natural logarithm, without the sink, -inf for a row
@@ -69,7 +70,8 @@ class Reference(NamedTuple):
     lse: torch.Tensor
 
 
-class Budget(NamedTuple):
+@dataclasses.dataclass(frozen=True)
+class Budget:
     """What an implementation may be off by, before the output is rounded; of `out` and of `lse`.
 
     deviation: an upper bound on the standard deviation of the error per element, where the row's errors are many and

@@ -102,7 +102,10 @@ def test_every_regression_is_spelled_completely(op: str) -> None:
         ("no.such:heads=1", "the ops are .*standin.spelled"),
         ("standin.spelled:", "'' is not axis=value"),
         ("standin.spelled:heads=16", "lacks word, size, flag, seed"),
-        ("standin.spelled:heads=16,word=plain,size=2,flag=no,seed=0,hats=1", "no axis 'hats': its axes are heads, word"),
+        (
+            "standin.spelled:heads=16,word=plain,size=2,flag=no,seed=0,hats=1",
+            "no axis 'hats': its axes are heads, word",
+        ),
         ("standin.spelled:heads=16,heads=3,word=plain,size=2,flag=no,seed=0", "heads is given twice"),
         ("standin.spelled:heads=many,word=plain,size=2,flag=no,seed=0", "heads=many is not an integer"),
         ("standin.spelled:heads=1e3,word=plain,size=2,flag=no,seed=0", "heads=1e3 is not an integer"),
@@ -185,7 +188,7 @@ def test_every_reason_is_given_at_once() -> None:
 def test_ops_are_named_by_themselves_or_by_their_family() -> None:
     assert ops_named("formats.cast") == ("formats.cast",)
     assert set(ops_named("sparse_mla")) == {op for op in OPS if op.startswith("sparse_mla.")}
-    with pytest.raises(UnknownOp, match="known families are .*sparse_mla"):
+    with pytest.raises(UnknownOp, match=r"known families are .*sparse_mla"):
         ops_named("sparse")
     with pytest.raises(UnknownOp, match="known ops are"):
         op_module("oracle", "os.path")

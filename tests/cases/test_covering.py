@@ -60,7 +60,7 @@ def compared(case: Any) -> list[str]:
 def computed(case: Any) -> list[str]:
     """Arithmetic, hashing, string methods, formatting, types and axes against one another."""
     found = []
-    if case.heads * case.page > 100 or case.heads % 3 == 0 and max(case.length, case.page) < 5:
+    if case.heads * case.page > 100 or (case.heads % 3 == 0 and max(case.length, case.page) < 5):
         found.append("product")
     if {"plain": 0, "odd": 1}.get(case.word, 2) == 2 and case.length > case.heads:
         found.append("look-up")
@@ -115,7 +115,9 @@ def every_case(module: ModuleType, nightly: bool = False) -> list[SpaceCase]:
 
 def tuples(found: list[Any], ways: int) -> set[tuple[tuple[str, Any], ...]]:
     return {
-        tuple((axis, getattr(case, axis)) for axis in axes) for case in found for axes in itertools.combinations(AXES, ways)
+        tuple((axis, getattr(case, axis)) for axis in axes)
+        for case in found
+        for axes in itertools.combinations(AXES, ways)
     }
 
 
@@ -164,7 +166,9 @@ def test_a_dropped_case_is_missed_by_name(install: Install) -> None:
     install(compared)
     chosen = covering.covering_cases(OP, "default")
     found = covering.ledger(OP, "default", [case for case in chosen if case.heads != 16])
-    assert found.missed == len(tuples([c for c in chosen if c.heads == 16], 2) - tuples([c for c in chosen if c.heads != 16], 2))
+    assert found.missed == len(
+        tuples([c for c in chosen if c.heads == 16], 2) - tuples([c for c in chosen if c.heads != 16], 2)
+    )
     assert any(text.startswith("missed: heads=16,") for text in found.examples)
     assert found.share < 1
 
@@ -178,6 +182,23 @@ def test_a_search_that_is_cut_short_says_undecided(install: Install, monkeypatch
     assert found.covered + found.undecided + found.impossible + found.missed == found.total
     assert any(text.startswith("undecided: ") for text in found.examples)
     assert f"{found.undecided} undecided" in str(found)
+
+
+def test_a_reason_that_stands_ends_the_search_below_it(install: Install) -> None:
+    """What the predicate would go on to ask, twelve more questions here, must not multiply the proof."""
+
+    def forbid(case: Any) -> list[str]:
+        reasons = []
+        if case.flag and case.word == "odd":
+            reasons.append("the pair")
+        late = ((1, 2, 3, 16)[number % 4] == case.heads and case.page > number % 3 for number in range(12))
+        reasons.extend("something else" for bad in late if bad and case.length > 1)
+        return reasons
+
+    install(forbid)
+    space = covering.Space(OP, "default")
+    pair = ((space.axes.index("word"), 1), (space.axes.index("flag"), 1))
+    assert space._search.complete(pair, (0,) * 5, 1)[0] == "impossible"
 
 
 def test_heavy_cases_wait_for_the_nightly_sweep(install: Install) -> None:
@@ -215,11 +236,7 @@ def test_a_needle_of_a_case_is_found_by_random_cases_too(install: Install) -> No
     only = SpaceCase(heads=3, page=64, word="even", flag=True, length=5)
 
     def forbid(case: Any) -> list[str]:
-        reasons = []
-        for axis in AXES:
-            if getattr(case, axis) != getattr(only, axis):
-                reasons.append(axis)
-        return reasons
+        return [axis for axis in AXES if getattr(case, axis) != getattr(only, axis)]
 
     install(forbid)
     assert {case.varied(seed=0) for case in covering.random_cases(OP, 3, seed=0)} == {only}

@@ -73,7 +73,9 @@ def test_a_longer_draw_begins_like_a_shorter_one() -> None:
     assert draw.integers("x", (4, 25), 0, 1000).flatten().equal(draw.integers("x", (100,), 0, 1000))
 
 
-@pytest.mark.parametrize(("low", "high"), [(0, 1), (-3, 4), (0, 7), (5, 6), (-(2**31), 2**31), (0, 2**32), (10**12, 10**12 + 3)])
+@pytest.mark.parametrize(
+    ("low", "high"), [(0, 1), (-3, 4), (0, 7), (5, 6), (-(2**31), 2**31), (0, 2**32), (10**12, 10**12 + 3)]
+)
 def test_integers_fill_their_range_and_never_leave_it(low: int, high: int) -> None:
     drawn = Draw(1, "op").integers("x", (MANY,), low, high)
     assert drawn.dtype == torch.int64
@@ -88,7 +90,9 @@ def test_integers_fill_their_range_and_never_leave_it(low: int, high: int) -> No
         assert abs(float(drawn.double().mean()) - middle) < 5 * spread / math.sqrt(MANY)
 
 
-@pytest.mark.parametrize(("low", "high", "sentence"), [(0, 0, "empty range"), (3, 1, "empty range"), (0, 2**32 + 1, "at most 2")])
+@pytest.mark.parametrize(
+    ("low", "high", "sentence"), [(0, 0, "empty range"), (3, 1, "empty range"), (0, 2**32 + 1, "at most 2")]
+)
 def test_impossible_ranges_are_refused(low: int, high: int, sentence: str) -> None:
     with pytest.raises(ValueError, match=sentence):
         Draw(1).integers("x", (3,), low, high)

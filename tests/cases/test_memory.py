@@ -160,7 +160,9 @@ def test_one_byte_outside_an_output_is_a_trespass_with_its_place(position: int, 
     after = on_device(before, "cpu")
     _byte(after.out, position).add_(1)
     (sentence,) = trespasses(before, after, ("out",))
-    assert sentence == f"out: 1 bytes were written outside its elements, the first at byte {spot} from its first element"
+    assert (
+        sentence == f"out: 1 bytes were written outside its elements, the first at byte {spot} from its first element"
+    )
 
 
 @pytest.mark.parametrize("path", ["part.rows", "pair[0]", "pair[1]"])

@@ -31,12 +31,16 @@ def _placed(standins: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 def kept(tmp_path: Path) -> Path:
     """A run with a failure and a declared reason, and one case left to do."""
     path = tmp_path / "runs" / "kept"
-    tasks = [Task(case=FOUR, impl=f"standin-{name}", on="interpreter", item=name) for name in ("wrong", "declines", "right")]
+    tasks = [
+        Task(case=FOUR, impl=f"standin-{name}", on="interpreter", item=name) for name in ("wrong", "declines", "right")
+    ]
     create_run(path, Settings(on=("interpreter",), vllm="/some/vllm"), tasks)
     file = RecordFile(path / "records" / "0001-interpreter-gw0-1.jsonl")
     common: dict[str, Any] = {"op": "standin.double", "on": "interpreter", "environment": HERE, "case": FOUR}
     file.record(
-        Record(impl="standin-wrong", status="fail", checks=(BAD,), diagnosis=("as if the last row were late",), **common)
+        Record(
+            impl="standin-wrong", status="fail", checks=(BAD,), diagnosis=("as if the last row were late",), **common
+        )
     )
     file.record(Record(impl="standin-declines", status="unsupported", reasons=("no fours", "no sevens"), **common))
     file.close()
@@ -105,7 +109,12 @@ def test_a_misuse_is_one_sentence_and_changes_nothing(
 def test_an_edited_record_is_named_by_every_reader(kept: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (path,) = (kept / "records").glob("*.jsonl")
     path.write_text(path.read_text().replace('"fail"', '"fine"'))
-    for arguments in (["show", "runs/kept"], ["report", "runs/kept"], ["sweep", "--resume", "runs/kept"], ["sweep", "--failed", "runs/kept"]):
+    for arguments in (
+        ["show", "runs/kept"],
+        ["report", "runs/kept"],
+        ["sweep", "--resume", "runs/kept"],
+        ["sweep", "--failed", "runs/kept"],
+    ):
         assert command.main(arguments) == 2
         said = capsys.readouterr().err
         assert "0001-interpreter-gw0-1.jsonl line 1: Invalid enum value 'fine'" in said
@@ -162,12 +171,26 @@ def test_a_sweep_from_the_command_line_keeps_its_settings_and_gives_the_code(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "vllm").mkdir()
-    arguments = ["sweep", "--case", FOUR, "--on", "interpreter", "--workers", "1", "--vllm", "vllm", "--out", "run", "--impl"]
+    arguments = [
+        "sweep",
+        "--case",
+        FOUR,
+        "--on",
+        "interpreter",
+        "--workers",
+        "1",
+        "--vllm",
+        "vllm",
+        "--out",
+        "run",
+        "--impl",
+    ]
     assert command.main([*arguments, "standin-wrong"]) == 1
     said = capsys.readouterr().out
     assert "run: 1 cases on interpreter" in said
-    assert "fail: out[3]=1353, but should be 1352: this output is exact" in said
-    assert f"see it again: mla-oracle replay {FOUR} --impl standin-wrong --on interpreter" in said
+    assert "standin-wrong interpreter: 1 fail, such as: out[3]=1353, but should be 1352: this output is exact" in said
+    again = f"see it again: mla-oracle replay {FOUR} --impl standin-wrong --on interpreter --vllm {tmp_path / 'vllm'}"
+    assert again in said
     settings = msgspec.json.decode((tmp_path / "run" / "run.json").read_bytes())
     assert settings["vllm"] == str(tmp_path / "vllm")
     assert settings["patterns"] == [FOUR]

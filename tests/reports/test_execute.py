@@ -37,7 +37,12 @@ def ask(standins: ModuleType) -> Callable[..., Trial]:
 def test_a_right_answer_passes_and_its_record_is_complete(ask: Callable[..., Trial]) -> None:
     record = ask("standin-right").record
     assert (record.status, record.reasons, record.diagnosis) == ("pass", (), ())
-    assert (record.op, record.impl, record.on, record.worker) == ("standin.double", "standin-right", "interpreter", "worker")
+    assert (record.op, record.impl, record.on, record.worker) == (
+        "standin.double",
+        "standin-right",
+        "interpreter",
+        "worker",
+    )
     assert record.checks[0].count == 4
     assert record.precision == Precision()
     assert len(record.fingerprint) == len(record.source) == 64
@@ -60,7 +65,9 @@ def test_a_mutants_answer_is_recognised_bit_for_bit(ask: Callable[..., Trial]) -
 
 
 def test_an_answer_near_a_mutant_is_said_to_be_near_it(ask: Callable[..., Trial]) -> None:
-    assert ask("standin-own-wrong", sign="minus").record.diagnosis == ("closest to: as if the sign were lost (sign-lost)",)
+    assert ask("standin-own-wrong", sign="minus").record.diagnosis == (
+        "closest to: as if the sign were lost (sign-lost)",
+    )
 
 
 def test_an_answer_like_no_mutant_gets_no_diagnosis(ask: Callable[..., Trial]) -> None:
@@ -72,11 +79,17 @@ def test_an_answer_like_no_mutant_gets_no_diagnosis(ask: Callable[..., Trial]) -
     [
         ("standin-raises", "error", r"ArithmeticError: no doubling today \(standin_ops.py:\d+\)"),
         ("standin-returns-nothing", "error", "run returned NoneType, but should return the op's outputs"),
-        ("standin-writes-outside", "memory", "out: 1 bytes were written outside its elements, the first at byte -253 .*"),
+        (
+            "standin-writes-outside",
+            "memory",
+            "out: 1 bytes were written outside its elements, the first at byte -253 .*",
+        ),
         ("standin-writes-input", "memory", "x: .* bytes were written though it is an input, .*"),
     ],
 )
-def test_a_fault_has_its_status_and_one_sentence(ask: Callable[..., Trial], impl: str, status: str, reason: str) -> None:
+def test_a_fault_has_its_status_and_one_sentence(
+    ask: Callable[..., Trial], impl: str, status: str, reason: str
+) -> None:
     record = ask(impl).record
     assert record.status == status
     (sentence,) = record.reasons
@@ -92,7 +105,7 @@ def test_every_declared_reason_is_kept_and_nothing_runs(ask: Callable[..., Trial
     assert (trial.inputs, trial.outputs) == (None, None)
 
 
-def test_a_case_without_anything_to_compare_is_vacuous(standins: ModuleType) -> None:
+def test_a_case_whose_judge_looks_at_nothing_is_vacuous(standins: ModuleType) -> None:
     assert execute(standins.EmptyCase(), standins.IMPLS[0], "interpreter", HERE).status == "vacuous"
 
 
@@ -190,21 +203,34 @@ def test_nan_in_one_place_does_not_hide_the_nearest_mutant(standins: ModuleType)
     wrong[5] = float("nan")
     vars(oracle).update(
         reference=lambda inputs: Floats(right),
-        MUTANTS=(Mutant("tripled", "it were tripled", lambda inputs: Floats(wrong)), Mutant("no", "no", lambda inputs: None)),
+        MUTANTS=(
+            Mutant("tripled", "it were tripled", lambda inputs: Floats(wrong)),
+            Mutant("no", "no", lambda inputs: None),
+        ),
     )
     assert diagnose(oracle, None, Floats(wrong.clone())) == ("as if it were tripled (tripled)",)
     assert diagnose(oracle, None, Floats(wrong * 1.01)) == ("closest to: as if it were tripled (tripled)",)
     assert diagnose(oracle, None, Floats(torch.full((64,), 40.0))) == ()
 
 
-def test_the_interpreter_has_no_device_to_die() -> None:
+def test_a_device_is_dead_when_it_no_longer_synchronises(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail() -> None:
+        raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+    monkeypatch.setattr(torch.cuda, "synchronize", fail)
+    assert device_is_dead("cuda")
+    assert device_is_dead("hip")
     assert not device_is_dead("interpreter")
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    monkeypatch.setattr("reports.execute.device_of", lambda execution: "cpu")
+    assert not device_is_dead("cuda")
 
 
 def test_describing_the_environment_imports_no_kernel_language() -> None:
     script = (
         "import sys; import reports.sweep, reports.plan, reports.subcommands; from reports.environment import environment;"
-        "e = environment('interpreter'); assert e.triton, e; found = {'triton', 'vllm', 'aiter'} & set(sys.modules); assert not found, found"
+        "e = environment('interpreter'); assert e.triton, e;"
+        "found = {'triton', 'vllm', 'aiter'} & set(sys.modules); assert not found, found"
     )
     subprocess.run([sys.executable, "-c", script], check=True, env={**os.environ, "PYTHONPATH": "."})
 
@@ -276,10 +302,14 @@ class TestCapsule:
         (tmp_path / "a.safetensors").write_bytes(b"PK\x03\x04 no tensors here")
         save_file({"x": torch.zeros(1)}, str(tmp_path / "b.safetensors"))
         save_file({"x": torch.zeros(1)}, str(tmp_path / "c.safetensors"), metadata={"mla-oracle": "[1]"})
-        for name, sentence in (("a", "a capsule is a safetensors file"), ("b", "no capsule"), ("c", "not a JSON object")):
+        for name, sentence in (
+            ("a", "a capsule is a safetensors file"),
+            ("b", "no capsule"),
+            ("c", "not a JSON object"),
+        ):
             with pytest.raises(CapsuleError, match=sentence):
                 read_capsule(tmp_path / f"{name}.safetensors")
-        with pytest.raises(CapsuleError, match="missing.safetensors"):
+        with pytest.raises(CapsuleError, match=r"missing.safetensors"):
             read_capsule(tmp_path / "missing.safetensors")
 
 

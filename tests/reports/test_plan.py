@@ -71,8 +71,16 @@ def test_a_whole_id_is_asked_even_if_no_sweep_would() -> None:
     [
         ({"ops": ("nope",)}, UnknownOp, "unknown op 'nope': known ops are .*standin.double"),
         ({"impls": ("nope",)}, SelectionError, "unknown implementation 'nope': standin.double have standin-right, "),
-        ({"patterns": ("hats=1",)}, SelectionError, "no axis 'hats' in standin.double; the axes are rows, sign, wide, seed"),
-        ({"patterns": ("rows=3",)}, SelectionError, "no default case has rows=3; there are 4, 1|no default case has rows=3"),
+        (
+            {"patterns": ("hats=1",)},
+            SelectionError,
+            "no axis 'hats' in standin.double; the axes are rows, sign, wide, seed",
+        ),
+        (
+            {"patterns": ("rows=3",)},
+            SelectionError,
+            "no default case has rows=3; there are 4, 1|no default case has rows=3",
+        ),
         ({"patterns": ("rows=7,wide=yes",)}, SelectionError, "no default case has this combination"),
         ({"patterns": ("rows=4", "rows=3")}, SelectionError, "rows=3"),
         ({"patterns": ("rows",)}, CaseError, "is not axis=value"),

@@ -143,7 +143,7 @@ def test_an_edited_record_is_named_by_file_and_line(run: Path, changes: dict[str
     lines = path.read_bytes().splitlines()
     lines[1] = msgspec.json.encode(_edited(msgspec.json.decode(lines[1]), **changes))
     path.write_bytes(b"\n".join(lines) + b"\n")
-    with pytest.raises(StoreError, match=f"0001-interpreter-gw0-1.jsonl line 2: .*{sentence}") as caught:
+    with pytest.raises(StoreError, match=rf"0001-interpreter-gw0-1.jsonl line 2: .*{sentence}") as caught:
         read_run(run)
     assert "\n" not in str(caught.value)
 
@@ -152,17 +152,19 @@ def test_an_edited_record_is_named_by_file_and_line(run: Path, changes: dict[str
 def test_a_broken_line_in_the_middle_is_never_passed_over(run: Path, line: bytes) -> None:
     path = written(run, task(0), record(task(0)))
     path.write_bytes(line + b"\n" + path.read_bytes())
-    with pytest.raises(StoreError, match="gw0-1.jsonl line 1: "):
+    with pytest.raises(StoreError, match=r"gw0-1.jsonl line 1: "):
         read_run(run)
 
 
 def test_a_start_of_an_unplanned_case_is_refused(run: Path) -> None:
     written(run, task(99))
-    with pytest.raises(StoreError, match="line 1: starts a case that .*plan.jsonl does not hold"):
+    with pytest.raises(StoreError, match=r"line 1: starts a case that .*plan.jsonl does not hold"):
         read_run(run)
 
 
-@pytest.mark.parametrize(("name", "sentence"), [("run.json", "holds no run.json"), ("plan.jsonl", "plan.jsonl: missing")])
+@pytest.mark.parametrize(
+    ("name", "sentence"), [("run.json", "holds no run.json"), ("plan.jsonl", "plan.jsonl: missing")]
+)
 def test_a_run_without_its_papers_is_refused(run: Path, name: str, sentence: str) -> None:
     (run / name).unlink()
     with pytest.raises(StoreError, match=sentence):
@@ -172,7 +174,7 @@ def test_a_run_without_its_papers_is_refused(run: Path, name: str, sentence: str
 def test_settings_of_another_schema_are_refused(run: Path) -> None:
     path = run / "run.json"
     path.write_text(path.read_text().replace(f'"schema": {SCHEMA}', '"schema": 77'))
-    with pytest.raises(StoreError, match="run.json: schema 77, but this version"):
+    with pytest.raises(StoreError, match=r"run.json: schema 77, but this version"):
         read_run(run)
 
 

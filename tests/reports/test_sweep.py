@@ -8,7 +8,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -17,6 +17,7 @@ from rich.console import Console
 
 from oracle.check import Check
 from reports.plan import Selection, plan
+from reports.plugin import Session
 from reports.record import Environment, Record
 from reports.store import Crash, RecordFile, Run, Settings, Task, append_crash, create_run, read_run
 from reports.sweep import exit_code, settled, sweep, worker_environment
@@ -112,9 +113,10 @@ def test_a_killed_sweep_takes_its_workers_along_and_is_resumed_where_it_was(
     path = tmp_path / "run"
     arguments = ["sweep", "--op", "standin.double", "--impl", "standin-naps", "--workers", "2", "--out", str(path)]
     script = f"import standin_plugin; from reports.command import main; raise SystemExit(main({arguments!r}))"
+    quiet = subprocess.DEVNULL
     killed = subprocess.Popen(
-        [sys.executable, "-c", script], env=worker_environment("interpreter"), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-    )  # fmt: skip
+        [sys.executable, "-c", script], env=worker_environment("interpreter"), stdout=quiet, stderr=quiet
+    )
     wait_until(lambda: (path / "run.json").exists() and len(read_run(path).records) >= 2)
     killed.send_signal(signal.SIGKILL)
     killed.wait()
@@ -157,6 +159,26 @@ def test_a_session_that_cannot_start_ends_the_sweep_and_is_the_harness_fault(
     assert exit_code(run) == 3
     assert exit_code(run, allow_unjudged=True) == 3
     assert "no_such_plugin_anywhere" in (tmp_path / "run" / "logs" / "0001-interpreter.txt").read_text()
+
+
+def test_workers_that_die_before_they_are_ready_end_the_session(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def left(code: int) -> None:
+        raise SystemExit(code)
+
+    monkeypatch.setattr(os, "_exit", left)
+    nodes = [SimpleNamespace(gateway=SimpleNamespace(id=f"gw{n}")) for n in range(40)]
+    session = Session(tmp_path, "0001-interpreter")
+    for node in nodes[:20]:
+        session.pytest_testnodeready(node)
+        session.pytest_testnodedown(node, "killed by a case")
+    for node in nodes[20:23]:
+        session.pytest_testnodedown(node, "stillborn")
+    session.pytest_testnodedown(nodes[23], None)
+    with pytest.raises(SystemExit):
+        session.pytest_testnodedown(nodes[24], "stillborn")
+    assert "4 workers in a row died before they were ready: stillborn" in capfd.readouterr().out
 
 
 class TestSettling:
@@ -221,11 +243,19 @@ class TestSettling:
 
 class TestExitCode:
     def run_of(self, *statuses: Any, reasons: tuple[str, ...] = (), unanswered: int = 0) -> Run:
-        tasks = [Task(case=f"o.p:rows={n}", impl="x", on="interpreter", item="i") for n in range(len(statuses) + unanswered)]
+        count = len(statuses) + unanswered
+        common: dict[str, Any] = {
+            "op": "o.p",
+            "impl": "x",
+            "on": "interpreter",
+            "reasons": reasons,
+            "environment": HERE,
+        }
+        tasks = [Task(case=f"o.p:rows={n}", impl="x", on="interpreter", item="i") for n in range(count)]
         records = {
-            task.key: Record(case=task.case, op="o.p", impl="x", on="interpreter", status=status, reasons=reasons, environment=HERE)
+            task.key: Record(case=task.case, status=status, **common)
             for task, status in zip(tasks, statuses, strict=False)
-        }  # fmt: skip
+        }
         return Run(Path(), Settings(), tuple(tasks), records, (), {}, ())
 
     @pytest.mark.parametrize("status", ["fail", "memory", "error", "crash", "hang", "vacuous"])

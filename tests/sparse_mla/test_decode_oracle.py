@@ -197,9 +197,8 @@ def _by_hand(inputs: DecodeInputs) -> list[list[list[float]]]:
         keys = []
         for part in (inputs.main, *([inputs.extra] if inputs.extra else [])):
             assert part.indices is not None and part.indptr is not None
-            for i in range(int(part.indptr[t]), int(part.indptr[t + 1])):
-                if 0 <= int(part.indices[i]) < part.rows:
-                    keys.append(_record(part, int(part.indices[i])))
+            entries = part.indices[int(part.indptr[t]) : int(part.indptr[t + 1])].tolist()
+            keys += [_record(part, slot) for slot in entries if 0 <= slot < part.rows]
         rows = []
         for h in range(inputs.query.shape[1]):
             lanes = inputs.query[t, h].double().tolist()
@@ -295,7 +294,9 @@ def test_every_kind_of_values_is_within_the_formats() -> None:
 
 @pytest.mark.parametrize("way", HONEST, ids=lambda way: way.name)
 def test_right_answers_pass(way: object) -> None:
-    cases = [BASE.varied(values=v, rotation=r) for v, r in (("randn", "none"), ("needle", "spread"), ("single", "quarter"))]
+    cases = [
+        BASE.varied(values=v, rotation=r) for v, r in (("randn", "none"), ("needle", "spread"), ("single", "quarter"))
+    ]
     for case in cases:
         inputs = build(case)
         answer = way.answer(inputs)  # type: ignore[attr-defined]
@@ -310,7 +311,10 @@ def _killers() -> dict[str, list[str]]:
     return {
         "plain": [BASE.varied(queries=3, sink="moderate", values="needle").id, BASE.varied(queries=3, splits=5).id],
         "turned": [BASE.varied(**rotated).id],
-        "codes": [BASE.varied(**mxfp8).id, BASE.varied(**(mxfp8 | {"values": "randn", "rows": "mixed", "queries": 7})).id],
+        "codes": [
+            BASE.varied(**mxfp8).id,
+            BASE.varied(**(mxfp8 | {"values": "randn", "rows": "mixed", "queries": 7})).id,
+        ],
         "odd": [
             BASE.varied(values="nan_lanes", main_block=5, block_stride="padded").id,
             BASE.varied(form="ragged_offset", duplicates="within", values="uniform_exact", sink="absent").id,

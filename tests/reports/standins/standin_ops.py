@@ -97,7 +97,9 @@ def _oracle(op: str) -> types.ModuleType:
         Mutant("sign-lost", "the sign were lost", lambda inputs: Outputs((2 * inputs.x).abs())),
         Mutant("last-row-late", "the last row were one too large", last_one_more),
     )
-    vars(module).update(reference=reference, judge=judge, LAWS=(), MUTANTS=mutants, HONEST=())
+    # The empty op's judge looks at nothing.
+    looks = judge if op == DOUBLE else lambda inputs, outputs, precision: ()
+    vars(module).update(reference=reference, judge=looks, LAWS=(), MUTANTS=mutants, HONEST=())
     return module
 
 
