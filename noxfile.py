@@ -159,7 +159,10 @@ def prove(session: nox.Session) -> None:
 
 @nox.session
 def vllm(session: nox.Session) -> None:
-    """Judge vLLM's own kernels: `$MLA_ORACLE_VLLM`, or the Python files of the released wheel, downloaded once."""
+    """Judge vLLM's own kernels: `$MLA_ORACLE_VLLM`, or the Python files of the released wheel, downloaded once.
+
+    What they get wrong is what the session is for, so it does not fail for it: read the report.
+    """
     install(session)
     source = os.environ.get("MLA_ORACLE_VLLM")
     if source is None:
@@ -175,7 +178,7 @@ def vllm(session: nox.Session) -> None:
     out = run_name("vllm")
     arguments = list(session.posargs) or ["--op", "sparse_mla.decode", "--impl", "vllm-triton"]
     try:
-        session.run("mla-oracle", "sweep", "--vllm", source, "--out", out, *arguments)
+        session.run("mla-oracle", "sweep", "--vllm", source, "--out", out, *arguments, success_codes=[0, 1])
     finally:
         if Path(out).is_dir():
             session.run("mla-oracle", "report", out)

@@ -13,6 +13,8 @@ import numpy as np
 import torch
 
 from impl.implementation import Execution
+from impl.sources.source_tree import SourceError
+from impl.sources.vllm import locate
 from reports.record import Environment
 
 # ROCm images ship Triton under other distribution names.
@@ -92,8 +94,14 @@ def _commit(tree: Path) -> str:
 
 
 def _tree(path: Path) -> str:
-    commit = _commit(path)
-    return f"{path}@{commit}" if commit else str(path)
+    """The version that a vLLM tree says it is, its commit if it is a checkout, and where it lies."""
+    try:
+        source = locate(path)
+    except SourceError:
+        # That it is none is the implementations' reason; an environment only describes.
+        return str(path)
+    commit = f"@{source.commit}" if source.commit else ""
+    return f"{source.version}{commit} in {path}"
 
 
 def _git(tree: Path, *arguments: str) -> str:

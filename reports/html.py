@@ -143,7 +143,9 @@ def _page(records: Sequence[Record], coverage: Sequence["Ledger"], missing: int)
     spelling = Spelling(records)
     counts = status_counts(records)
     groups = _groups(records, spelling)
-    columns = sorted({(record.impl, record.on) for record in records})
+    # Who is wrong stands first: a wide matrix must not hide it.
+    blamed = Counter((record.impl, record.on) for record in records if record.status in WRONG)
+    columns = sorted({(record.impl, record.on) for record in records}, key=lambda column: (-blamed[column], column))
     tables = _tables(records, columns)
     return {
         "count": len(records),

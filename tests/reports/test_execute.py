@@ -237,10 +237,14 @@ def test_describing_the_environment_imports_no_kernel_language() -> None:
 
 def test_an_environment_names_the_tree_that_was_pointed_at(tmp_path: Path) -> None:
     assert environment("interpreter", tmp_path).vllm == str(tmp_path)
+    (tmp_path / "vllm" / "triton_utils").mkdir(parents=True)
+    (tmp_path / "vllm" / "__init__.py").touch()
+    (tmp_path / "vllm" / "_version.py").write_text("__version__ = version = '1.2.3'\n")
+    assert environment("interpreter", tmp_path).vllm == f"1.2.3 in {tmp_path}"
     subprocess.run(["git", "init", "-q", str(tmp_path)], check=True)
     identity = ["-c", "user.name=a", "-c", "user.email=a@b"]
     subprocess.run(["git", "-C", str(tmp_path), *identity, "commit", "-q", "--allow-empty", "-m", "x"], check=True)
-    assert environment("interpreter", tmp_path).vllm.startswith(f"{tmp_path}@")
+    assert environment("interpreter", tmp_path).vllm.startswith("1.2.3@")
 
 
 class TestCapsule:
