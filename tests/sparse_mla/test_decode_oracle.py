@@ -350,7 +350,7 @@ def test_every_mutant_is_caught_by_one_of_a_few_calls() -> None:
 def test_mutant_names_are_unique_and_a_mutant_without_its_fault_is_the_right_way() -> None:
     assert len({mutant.name for mutant in MUTANTS}) == len(MUTANTS)
     inputs = build(BASE)
-    assert identical(compute(inputs, Way()), OURS.answer(inputs))
+    assert identical(dataclasses.replace(compute(inputs, Way()), lse=None), OURS.answer(inputs))
 
 
 @pytest.mark.parametrize("law", oracle.LAWS, ids=lambda law: law.name)
