@@ -1,7 +1,9 @@
 """What is an implementation, to those who run it?"""
 
+import importlib.util
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal
 
 from cases import op_module
@@ -42,3 +44,30 @@ def implementations(op: str) -> tuple[Impl, ...]:
 def device_of(execution: Execution) -> str:
     """The torch device on which inputs must lie for an execution."""
     return "cpu" if execution == "interpreter" else "cuda"
+
+
+def without_triton() -> list[str]:
+    """Why no Triton kernel can run here; empty when Triton is installed. It is looked for, not imported."""
+    return [] if importlib.util.find_spec("triton") else ["triton is not installed"]
+
+
+def needs_triton(case: Case, execution: Execution) -> list[str]:
+    """The reasons of kernels that answer every case wherever there is a Triton."""
+    del case, execution
+    return without_triton()
+
+
+def no_reasons(case: Case, execution: Execution) -> list[str]:
+    """The reasons of what answers every case everywhere: none."""
+    del case, execution
+    return []
+
+
+def exact_but(note: str) -> Callable[[Case, Execution], Precision]:
+    """The precision of what computes exactly, with the one exception that the note names."""
+    return lambda case, execution: Precision(probability="exact", note=note)
+
+
+def bytes_of(*paths: Path) -> Callable[[], bytes]:
+    """The `source` of an implementation that these files decide."""
+    return lambda: b"".join(path.read_bytes() for path in paths)

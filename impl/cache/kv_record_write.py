@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import functools
 import importlib
-import importlib.util
-from collections.abc import Callable
 from pathlib import Path
 from typing import cast
 
@@ -13,12 +11,13 @@ import torch
 
 from cases.cache.kv_record_write import Inputs, Outputs, WriteCase
 from cases.case import Case
-from cases.precision import Precision
 from impl.cache import vllm_modules
-from impl.implementation import Execution, Impl
+from impl.implementation import Execution, Impl, bytes_of, exact_but, needs_triton, no_reasons
 
 _HERE = Path(__file__).parent
 _FORMATS = {"float8_e4m3fn": torch.float8_e4m3fn, "float8_e4m3fnuz": torch.float8_e4m3fnuz}
+
+_EXACT = exact_but("every step but the rounding to codes is exact")
 
 
 def _run_ours(inputs: Inputs) -> Outputs:
@@ -52,11 +51,6 @@ def _run_torch(inputs: Inputs) -> Outputs:
     return Outputs(cache)
 
 
-def _ours_reasons(case: Case, execution: Execution) -> list[str]:
-    del case, execution
-    return [] if importlib.util.find_spec("triton") else ["triton is not installed"]
-
-
 def _vllm_reasons(case: Case, execution: Execution, module: str) -> list[str]:
     assert isinstance(case, WriteCase)
     reasons = vllm_modules.missing(module, vllm_modules.WRITE)
@@ -65,23 +59,9 @@ def _vllm_reasons(case: Case, execution: Execution, module: str) -> list[str]:
     return reasons
 
 
-def _torch_reasons(case: Case, execution: Execution) -> list[str]:
-    del case, execution
-    return []
-
-
-def _exact(case: Case, execution: Execution) -> Precision:
-    del case, execution
-    return Precision(probability="exact", note="every step but the rounding to codes is exact")
-
-
 def _key(case: Case) -> str:
     assert isinstance(case, WriteCase)
     return f"{case.encoding} {case.block_size} {case.block_stride}"
-
-
-def _bytes_of(*paths: Path) -> Callable[[], bytes]:
-    return lambda: b"".join(path.read_bytes() for path in paths)
 
 
 def _from_vllm(name: str, module: str) -> Impl:
@@ -89,7 +69,7 @@ def _from_vllm(name: str, module: str) -> Impl:
         name=name,
         run=functools.partial(_run_vllm, module=module),
         unsupported=functools.partial(_vllm_reasons, module=module),
-        precision=_exact,
+        precision=_EXACT,
         compile_key=_key,
         source=functools.partial(vllm_modules.fingerprint, module),
     )
@@ -99,19 +79,19 @@ IMPLS: tuple[Impl, ...] = (
     Impl(
         name="ours-triton",
         run=_run_ours,
-        unsupported=_ours_reasons,
-        precision=_exact,
+        unsupported=needs_triton,
+        precision=_EXACT,
         compile_key=_key,
-        source=_bytes_of(_HERE / "kv_record_write_triton.py", _HERE.parent / "formats" / "codes_triton.py"),
+        source=bytes_of(_HERE / "kv_record_write_triton.py", _HERE.parent / "formats" / "codes_triton.py"),
     ),
     _from_vllm("vllm-triton", vllm_modules.V41),
     _from_vllm("vllm-triton-v4", vllm_modules.V4),
     Impl(
         name="torch-fp8",
         run=_run_torch,
-        unsupported=_torch_reasons,
-        precision=_exact,
+        unsupported=no_reasons,
+        precision=_EXACT,
         compile_key=_key,
-        source=_bytes_of(_HERE / "kv_record_write.py"),
+        source=bytes_of(_HERE / "kv_record_write.py"),
     ),
 )

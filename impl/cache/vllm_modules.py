@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
-
+from impl.implementation import without_triton
 from impl.sources import settings, vllm
 
 V4 = "vllm.models.deepseek_v4.common.ops.cache_utils"
@@ -14,10 +13,7 @@ GATHER = "dequantize_and_gather_k_cache"
 
 def missing(module: str, name: str) -> list[str]:
     """Every reason why the configured vLLM cannot provide a function, or Triton cannot run it."""
-    reasons = vllm.unsupported(settings.vllm_path(), {module: [name]})
-    if importlib.util.find_spec("triton") is None:
-        reasons = [*reasons, "triton is not installed"]
-    return reasons
+    return [*vllm.unsupported(settings.vllm_path(), {module: [name]}), *without_triton()]
 
 
 def fingerprint(module: str) -> bytes:

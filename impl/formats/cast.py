@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import importlib.util
 from collections.abc import Callable
 from pathlib import Path
 from typing import cast
@@ -12,12 +11,12 @@ import torch
 
 from cases.case import Case
 from cases.formats.cast import CastCase, Inputs, Outputs
-from cases.precision import Precision
-from impl.implementation import Execution, Impl
+from impl.implementation import Execution, Impl, bytes_of, exact_but, needs_triton, without_triton
 
 _HERE = Path(__file__).parent
 # Values among which some exceed the largest number of a format, and those among which some are infinite.
 _OVERFLOWING = ("beyond", "special", "wide")
+_EXACT = exact_but("a cast: one rounding, to the format")
 
 
 def _lazily(name: str) -> Callable[[Inputs], Outputs]:
@@ -39,18 +38,9 @@ def _run_torch(inputs: Inputs) -> Outputs:
     return Outputs(inputs.out)
 
 
-def _without_triton() -> list[str]:
-    return [] if importlib.util.find_spec("triton") else ["triton is not installed"]
-
-
-def _no_reason(case: Case, execution: Execution) -> list[str]:
-    del case, execution
-    return _without_triton()
-
-
 def _language_reasons(case: Case, execution: Execution) -> list[str]:
     assert isinstance(case, CastCase)
-    reasons = _without_triton()
+    reasons = without_triton()
     if case.format in ("float8_e8m0fnu", "float4_e2m1fn"):
         reasons.append(f"format={case.format}: Triton's language has no such type")
     if case.format == "float8_e4m3fnuz" and execution == "cuda":
@@ -84,42 +74,33 @@ def _torch_reasons(case: Case, execution: Execution) -> list[str]:
     return reasons
 
 
-def _exact(case: Case, execution: Execution) -> Precision:
-    del case, execution
-    return Precision(probability="exact", note="a cast: one rounding, to the format")
-
-
 def _key(case: Case) -> str:
     assert isinstance(case, CastCase)
     return f"{case.format} {case.direction} {case.wide} {case.overflow} {case.rounding}"
-
-
-def _bytes(*names: str) -> Callable[[], bytes]:
-    return lambda: b"".join((_HERE / name).read_bytes() for name in names)
 
 
 IMPLS: tuple[Impl, ...] = (
     Impl(
         name="ours-triton",
         run=_lazily("run"),
-        unsupported=_no_reason,
-        precision=_exact,
+        unsupported=needs_triton,
+        precision=_EXACT,
         compile_key=_key,
-        source=_bytes("cast_triton.py", "codes_triton.py"),
+        source=bytes_of(_HERE / "cast_triton.py", _HERE / "codes_triton.py"),
     ),
     Impl(
         name="triton-cast",
         run=_lazily("run_language"),
         unsupported=_language_reasons,
-        precision=_exact,
+        precision=_EXACT,
         compile_key=_key,
-        source=_bytes("cast_triton.py"),
+        source=bytes_of(_HERE / "cast_triton.py"),
     ),
     Impl(
         name="torch-cast",
         run=_run_torch,
         unsupported=_torch_reasons,
-        precision=_exact,
+        precision=_EXACT,
         compile_key=_key,
         source=lambda: f"torch {torch.__version__}".encode(),
     ),

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import functools
 import importlib
-import importlib.util
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import cast
@@ -15,7 +14,7 @@ import torch
 from cases.case import Case
 from cases.precision import Precision
 from cases.sparse_mla.decode import DecodeCase, DecodeInputs, DecodeOutputs
-from impl.implementation import Execution, Impl
+from impl.implementation import Execution, Impl, bytes_of, needs_triton, no_reasons, without_triton
 from impl.sources import settings, triton_language, vllm
 from impl.sources.source_tree import source_tree
 from impl.sparse_mla import splits as split_rules
@@ -34,28 +33,10 @@ def _lazily(module: str) -> Callable[[DecodeInputs], DecodeOutputs]:
     return run
 
 
-def _bytes_of(*names: str) -> Callable[[], bytes]:
-    return lambda: b"".join((_HERE / name).read_bytes() for name in names)
-
-
-def _without_triton() -> list[str]:
-    return [] if importlib.util.find_spec("triton") else ["triton is not installed"]
-
-
-def _ours_reasons(case: Case, execution: Execution) -> list[str]:
-    del case, execution
-    return _without_triton()
-
-
-def _torch_reasons(case: Case, execution: Execution) -> list[str]:
-    del case, execution
-    return []
-
-
 def _vllm_reasons(case: Case, execution: Execution) -> list[str]:
     assert isinstance(case, DecodeCase)
     path = settings.vllm_path()
-    reasons = _without_triton()
+    reasons = without_triton()
     forced = VLLM_HEURISTICS.get(case.arch) if case.splits else None
     reasons += _missing(path, (VLLM_WRAPPER, *([forced] if forced else [])))
     if case.extra_length >= 0 and case.extra_encoding != "float8_e4m3fn":
@@ -186,10 +167,10 @@ IMPLS: tuple[Impl, ...] = (
     Impl(
         name="ours-triton",
         run=_lazily("decode_triton"),
-        unsupported=_ours_reasons,
+        unsupported=needs_triton,
         precision=_ours_precision,
         compile_key=_compile_key,
-        source=_bytes_of("decode_triton.py", "decode_call.py", "splits.py"),
+        source=bytes_of(_HERE / "decode_triton.py", _HERE / "decode_call.py", _HERE / "splits.py"),
     ),
     Impl(
         name="vllm-triton",
@@ -202,9 +183,9 @@ IMPLS: tuple[Impl, ...] = (
     Impl(
         name="torch-bf16",
         run=_lazily("decode_torch"),
-        unsupported=_torch_reasons,
+        unsupported=no_reasons,
         precision=_torch_precision,
         compile_key=_torch_key,
-        source=_bytes_of("decode_torch.py", "decode_call.py"),
+        source=bytes_of(_HERE / "decode_torch.py", _HERE / "decode_call.py"),
     ),
 )
