@@ -6,7 +6,6 @@ python -m reports.bench memory       the peak memory of the decode reference at 
 """
 
 import dataclasses
-import platform
 import resource
 import subprocess
 import sys
@@ -20,6 +19,7 @@ from cases.draw import Draw
 from cases.sparse_mla.decode import LANES, MODEL_SCALE, RECORD, DecodeInputs, Segment
 from oracle.sparse_mla.call import listed, rows_of, segments, valid
 from oracle.sparse_mla.decode import reference
+from reports.environment import environment
 
 REPEATS = 3
 
@@ -99,24 +99,26 @@ def peak_memory() -> None:
 
 def main(arguments: list[str]) -> int:
     """Print the figures asked for; 2 for an unknown one."""
-    known = ("reference", "memory")
+    known = ("reference", "memory", "interpreter")
     wanted = arguments or list(known)
     for name in wanted:
         if name not in (*known, "peak-memory-here"):
-            sys.stderr.write(f"unknown benchmark {name!r}: should be {' or '.join(known)}\n")
+            sys.stderr.write(f"unknown benchmark {name!r}: should be one of {', '.join(known)}\n")
             return 2
     console = Console(soft_wrap=True)
     if "peak-memory-here" in wanted:
         peak_memory()
         return 0
-    console.print(
-        f"{platform.processor() or platform.machine()}, torch {torch.__version__}, Python {platform.python_version()}"
-    )
+    here = environment("interpreter")
+    console.print(f"{here.device}, torch {here.torch}, triton {here.triton}, Python {here.python}")
     if "reference" in wanted:
         time_reference(console)
     if "memory" in wanted:
         # In a process of its own: the peak of a process cannot be reset.
         subprocess.run([sys.executable, "-m", "reports.bench", "peak-memory-here"], check=True)
+    if "interpreter" in wanted:
+        for way in ("stock", "corrected", "watched"):
+            subprocess.run([sys.executable, "-m", "impl.executions.interpreter_speed", way], check=True)
     return 0
 
 

@@ -370,8 +370,11 @@ def replay(
 
 
 @application.command()
-def doctor(vllm: VllmOption = None) -> None:
-    """What this machine is, which executions and implementations can answer on it, and how right its interpreter is."""
+def doctor(vllm: VllmOption = None) -> int:
+    """What this machine is, which executions and implementations can answer on it, and how right its interpreter is.
+
+    1 when the corrected interpreter gets a row of its conformance table wrong.
+    """
     tree = _tree(vllm)
     console = _console()
     os.environ.setdefault("TRITON_INTERPRET", "1")
@@ -384,22 +387,25 @@ def doctor(vllm: VllmOption = None) -> None:
         case: Case = case_type(op)()
         for answerer in implementations(op):
             for on in EXECUTIONS:
-                reasons = [] if on == "interpreter" else unavailable(on)
-                reasons = reasons or answerer.unsupported(case, on)
-                console.print(escape(f"{op} {answerer.name} --on {on}: {'; '.join(reasons) or 'can answer'}"))
-    _print_conformance(console)
+                if on == "interpreter" or not unavailable(on):
+                    reasons = answerer.unsupported(case, on)
+                    console.print(escape(f"{op} {answerer.name} --on {on}: {'; '.join(reasons) or 'can answer'}"))
+    return _print_conformance(console)
 
 
-def _print_conformance(console: Console) -> None:
+def _print_conformance(console: Console) -> int:
     missing = importlib.import_module("impl.executions.interpreter").unsupported()
     if missing:
         console.print(escape(f"interpreter: {'; '.join(missing)}"))
-        return
+        return 0
     table = Table("operation", "checked", "as shipped", "corrected", "note", box=None)
     rows: list[Any] = importlib.import_module("impl.executions.conformance").table()
     for row in rows:
         table.add_row(*(escape(str(text)) for text in (row.name, row.checks, row.stock, row.corrected, row.note)))
     console.print(table)
+    shipped, corrected = (sum(getattr(row, column) == "right" for row in rows) for column in ("stock", "corrected"))
+    console.print(f"of {len(rows)} rows, {shipped} are right as shipped and {corrected} corrected")
+    return 0 if corrected == len(rows) else 1
 
 
 @application.command()

@@ -347,10 +347,11 @@ class Builder(stock.InterpreterBuilder):  # type: ignore[misc]
             # Exact in float64 (BLAS) as long as the sum stays under 2**53; NumPy's integer product is far slower.
             total = np.matmul(a.data.astype(np.float64), b.data.astype(np.float64)).astype(np.int64) + d.data
             return Handle(total.astype(d.data.dtype), dtype)
-        accumulator = np.float64 if dtype.name == "fp64" else np.float32
-        product = np.matmul(a.values.astype(accumulator, copy=False), b.values.astype(accumulator, copy=False))
+        # Products are exact in float64 and the sum is rounded once, so that an element depends neither on its place in the
+        # block nor on the BLAS of this machine.
+        product = np.matmul(a.values.astype(np.float64, copy=False), b.values.astype(np.float64, copy=False))
         product += d.values
-        return from_values(product, dtype)
+        return from_values(product if dtype.name == "fp64" else product.astype(np.float32), dtype)
 
     def create_dot_scaled(
         self,
@@ -370,7 +371,8 @@ class Builder(stock.InterpreterBuilder):  # type: ignore[misc]
         right = _scaled_operand(_transposed(rhs), rhs_scale_handle, rhs_format_enum, -1 if rhs_k_pack else -2).swapaxes(
             -1, -2
         )
-        return from_values(np.matmul(left, right) + acc_handle.values, tl.float32)
+        product = np.matmul(left.astype(np.float64, copy=False), right.astype(np.float64, copy=False))
+        return from_values((product + acc_handle.values).astype(np.float32), tl.float32)
 
     # ---- shapes
 
