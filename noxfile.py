@@ -81,16 +81,20 @@ def run_name(kind: str) -> str:
 def sweep(session: nox.Session) -> None:
     """Judge every op on this machine and write the report; arguments go to `mla-oracle sweep`."""
     install(session)
-    arguments = list(session.posargs)
-    out = next((b for a, b in itertools.pairwise(arguments) if a == "--out"), None)
-    if out is None and "--resume" not in arguments:
-        out = run_name("sweep")
-        arguments += ["--out", out]
+    sweep_and_report(session, list(session.posargs), "sweep")
+
+
+def sweep_and_report(session: nox.Session, arguments: list[str], kind: str, **how: object) -> None:
+    """Sweep, and write the report of the run even when the sweep found something."""
+    if not any(argument.partition("=")[0] in ("--out", "--resume") for argument in arguments):
+        arguments += ["--out", run_name(kind)]
+    words = [part for argument in arguments for part in argument.split("=", 1)]
+    run = Path(next(after for word, after in itertools.pairwise(words) if word in ("--out", "--resume")))
     try:
-        session.run("mla-oracle", "sweep", *arguments)
+        session.run("mla-oracle", "sweep", *arguments, **how)
     finally:
-        if out is not None and Path(out).is_dir():
-            session.run("mla-oracle", "report", out)
+        if (run / "run.json").is_file():
+            session.run("mla-oracle", "report", str(run))
 
 
 @nox.session
@@ -175,10 +179,5 @@ def vllm(session: nox.Session) -> None:
                 archive.extractall(root, [name for name in archive.namelist() if name.endswith(".py")])
             wheel.unlink()
         source = str(root)
-    out = run_name("vllm")
     arguments = list(session.posargs) or ["--op", "sparse_mla.decode", "--impl", "vllm-triton"]
-    try:
-        session.run("mla-oracle", "sweep", "--vllm", source, "--out", out, *arguments, success_codes=[0, 1])
-    finally:
-        if Path(out).is_dir():
-            session.run("mla-oracle", "report", out)
+    sweep_and_report(session, ["--vllm", source, *arguments], "vllm", success_codes=[0, 1])

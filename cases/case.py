@@ -125,7 +125,18 @@ def parse(text: str) -> Case:
 
 def impossible(case: Case) -> list[str]:
     """Every reason why the op's constraints forbid this combination of axis values; empty when it is a real question."""
-    return typing.cast(list[str], op_module("cases", case.op).forbid(case))
+    reasons = ["seed should not be negative"] if case.seed < 0 else []
+    return [*reasons, *op_module("cases", case.op).forbid(case)]
+
+
+def outside(case: Case, bounds: typing.Mapping[str, tuple[int, int]]) -> list[str]:
+    """A reason for every axis whose number is not within its bounds, both ends included; for an op's `forbid`."""
+    reasons = []
+    for axis, (low, high) in bounds.items():
+        value = getattr(case, axis)
+        if not low <= value <= high:
+            reasons.append(f"{axis}={spell(value)} should be {low} to {high}")
+    return reasons
 
 
 def parse_pattern(text: str) -> dict[str, tuple[str, ...]]:

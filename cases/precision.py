@@ -25,14 +25,16 @@ Rounding = Literal["exact", "float64", "float32", "bfloat16", "float16", "float8
 class Precision(msgspec.Struct, frozen=True, kw_only=True):
     """The rounding points of one implementation on one execution.
 
+    Assumed of all: the exponential of 0 is 1, so the largest key of a tile keeps its weight exactly.
+
     score: the format that partial sums of a query-key product are kept in.
     query: the format that the scaled query is rounded to before the product ("exact" when it is used as given).
     probability: the format that exp(score - max) is rounded to before it multiplies the values.
     accumulate: the format that value sums are kept in.
     partial: the format that a split's un-normalised sum is stored in.
     output: the format that the answer is rounded to before it is stored, where the output tensor is wider.
-    exponential_ulps: the largest error of the exponential, in fp32 ulps.
-    systematic_ulps: error of a score in fp32 ulps of the score that all keys share, from folded factors and truncation.
+    exponential_ulps: the largest error of the exponential, in units of 2^-24.
+    systematic_ulps: error of a score, in units of 2^-24 of it, that all keys share, from folded factors and truncation.
     flushes: whether fp32 subnormals may become zero.
     note: what the numbers rest on.
     """

@@ -167,8 +167,9 @@ def bounded(
     """Per element: NaN and infinity where `want` has them, and elsewhere |got - want| below `budget`.
 
     `want` is the reference in fp32 or fp64, `dtype` the dtype that `got` must have. With `rounding`, the budget is that of
-    the value before its last rounding to that dtype: half an ulp is added, and `got` must be the rounding of some value
-    within the budget, so a budget of 0 asks for `want` rounded, by value (the sign of zero is free).
+    the value before its last rounding to that dtype: `got` must be the rounding of some value within the budget, so a
+    budget of 0 asks for `want` rounded, by value (the sign of zero is free), and budget use counts what the last rounding
+    cannot explain. The check's own budget has half an ulp added.
     """
     form = wrong_form(output, got, torch.empty(want.shape, dtype=dtype, device="meta"))
     if form is not None:
@@ -188,13 +189,15 @@ def bounded(
         settled = (value >= low) & (value <= high)
         total = torch.where(budget == 0, (high - want).abs(), budget + half_ulp(want.abs() + budget, rounding))
     right = torch.where(finite, settled | ((error == 0) & (total == 0)), same_special)
-    use = torch.where(finite, torch.where(error == 0, 0.0, error / total), 0.0)
+    # Budget use leaves the last rounding out: what of the error it cannot explain, over what may precede it. An answer that
+    # no value in the budget rounds to is out, whatever the ratio says.
+    before = error if rounding is None else (error - half_ulp(value.abs(), rounding)).clamp(min=0)
+    use = torch.where(finite & (before > 0), before / budget, 0.0)
     use = torch.nan_to_num(use, nan=OFF_THE_SCALE, posinf=OFF_THE_SCALE).clamp(max=OFF_THE_SCALE)
-    # An exact answer uses nothing; one that no value in the budget rounds to is out, whatever the ratio says.
     use = torch.where(right, use.clamp(max=_JUST_INSIDE), torch.where(finite, use.clamp(min=1.0), OFF_THE_SCALE))
-    if rounding is not None:
-        use = torch.where(right & (budget == 0), 0.0, use)
-    place = _place(int(use.flatten().argmax()), want.shape)
+    # Among equals the largest error over everything allowed is shown.
+    shown = torch.where(finite & (total > 0), (error / total).clamp(max=1.0), 0.0) * 2.0**-30
+    place = _place(int((use + shown).flatten().argmax()), want.shape)
     wrong = int((~right).sum())
     allowed, ratio = float(total[place]), float(use[place])
     known = rounding is not None and float(budget[place]) == 0

@@ -804,6 +804,15 @@ def _was(number: int) -> str:
     return "was" if number == 1 else "were"
 
 
+_MARK = b'name="generator" content="mla-oracle report"'
+
+
+def is_report(path: Path) -> bool:
+    """Whether a file is a page that `write_report` wrote, which alone it may replace."""
+    with path.open("rb") as file:
+        return _MARK in file.read(4096)
+
+
 def report_run(run: Path, out: Path | None = None) -> Path:
     """The report of a run directory, at `out` or as `report.html` inside the run; returns its path.
 

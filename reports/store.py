@@ -259,7 +259,25 @@ def read_record(line: bytes, place: str) -> Record:
             f"{place}: status is {record.status!r}, but its checks say {verdict_of(record.checks)!r}; "
             "a record is never edited"
         )
+    broken = _contradiction(record)
+    if broken:
+        raise StoreError(f"{place}: {broken}; a record is never edited")
     return record
+
+
+def _contradiction(record: Record) -> str:
+    """What cannot be true of a record that the sweep wrote; empty when nothing is seen."""
+    if record.status in ("unsupported", "error", "memory", "crash", "hang"):
+        if not record.reasons:
+            return f"status is {record.status!r} without a reason"
+        if record.status == "unsupported" and (record.checks or record.fingerprint):
+            return "status is 'unsupported', but there is an answer"
+    for check in record.checks:
+        if not 0 <= check.wrong <= check.count or (check.passed and check.wrong):
+            return f"the check of {check.output} finds {check.wrong} of {check.count} elements wrong and uses {check.use:g}"
+        if check.measure == "exact" and check.passed and check.error:
+            return f"the check of {check.output} is exact and passes with an error of {check.error:g}"
+    return ""
 
 
 def _crashed_items(run: Path, stem: str) -> frozenset[str]:

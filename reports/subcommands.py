@@ -19,10 +19,13 @@ from cases.case import Case, CaseError, case_type, parse
 from cases.covering import LEVELS, Level, sweep_cases
 from impl.implementation import EXECUTIONS, Execution, implementations
 from impl.sources.settings import use_vllm
+from impl.sources.source_tree import SourceError
+from impl.sources.vllm import locate
 from oracle.check import Status
 from reports.capsule import CapsuleError, read_capsule, write_capsule
 from reports.environment import default_execution, environment, unavailable
-from reports.execute import attempt
+from reports.execute import HARNESS, attempt
+from reports.execute import sentence as sentence_of
 from reports.plan import AGAINST, Selection, SelectionError, chosen_impls, chosen_ops, find_impl, plan
 from reports.record import Record
 from reports.store import Run, Settings, StoreError, create_run, read_run, read_settings
@@ -33,6 +36,7 @@ W = TypeVar("W", bound=str)
 _RUNS = Path("runs")
 _LISTED_GROUPS = 20
 _DEVICE_WORKERS = 8
+_DEADLINE = 300.0
 _STATUSES: tuple[Status, ...] = get_args(Status)
 
 application = typer.Typer(
@@ -65,13 +69,19 @@ def run(arguments: Sequence[str]) -> int:
         return int(code or 0)
     except (Misuse, SelectionError, CaseError, StoreError, CapsuleError, rooms.UnknownOp) as error:
         return _misused(str(error))
-    except typer.Abort:
-        return _misused("interrupted")
+    except (typer.Abort, KeyboardInterrupt):
+        typer.echo("mla-oracle: interrupted", err=True)
+        return 130
     except Exception as error:
         if hasattr(error, "format_message"):
             # What typer's own parser could not read.
             return _misused(str(error.format_message()))
-        raise
+        if isinstance(error, OSError):
+            return _misused(
+                f"{error.filename or 'a file'}: {error.strerror or error}; it should be a place to write to"
+            )
+        typer.echo(f"mla-oracle: the harness itself broke: {sentence_of(error)}", err=True)
+        return 3
 
 
 def _misused(sentence: str) -> int:
@@ -104,9 +114,15 @@ def _executions(words: Sequence[str] | None) -> tuple[Execution, ...]:
 def _tree(path: Path | None) -> Path | None:
     if path is None:
         return None
+    if path.is_file():
+        raise Misuse(f"--vllm {path}: is a file; unpack it, and name the directory that holds vllm/")
     if not path.is_dir():
         raise Misuse(f"--vllm {path}: no such directory; it should be a vLLM checkout, installation or unpacked wheel")
     found = path.resolve()
+    try:
+        locate(found)
+    except SourceError as error:
+        raise Misuse(f"--vllm {path}: {error}") from error
     use_vllm(found)
     return found
 
@@ -136,7 +152,7 @@ def run_sweep(
     failed: Annotated[Path | None, typer.Option("--failed", help="Ask the failures of this run again.")] = None,
     seed: SeedOption = 0,
     workers: WorkersOption = 0,
-    deadline: Annotated[float, typer.Option("--deadline", help="Seconds for one case.")] = 300.0,
+    deadline: Annotated[float, typer.Option("--deadline", help="Seconds for one case.")] = _DEADLINE,
     vllm: VllmOption = None,
     out: Annotated[Path | None, typer.Option("--out", help="A new run directory; runs/<time> by default.")] = None,
     resume: Annotated[Path | None, typer.Option("--resume", help="Finish this run; takes nothing but it.")] = None,
@@ -147,7 +163,7 @@ def run_sweep(
     """Ask implementations the cases of ops, and keep a record of every answer."""
     console = _console()
     if resume is not None:
-        if any((op, impl, on, case, failed, vllm, out)) or level != "default" or seed:
+        if any((op, impl, on, case, failed, vllm, out, seed, workers)) or level != "default" or deadline != _DEADLINE:
             raise Misuse(f"--resume {resume}: the run's own settings hold, no selection, --vllm or --out may be given")
         read_settings(resume)
         path = resume
@@ -223,6 +239,16 @@ def _summarise(run: Run, console: Console) -> None:
         console.print(escape(f"  see it again: {replay_line(worst, run.settings.vllm)}"))
     if groups:
         console.print(f"all of them: mla-oracle show {shlex.quote(str(run.path))}")
+    unanswered: dict[tuple[str, str], Counter[str]] = {}
+    for record in records:
+        if record.status == "unsupported":
+            unanswered.setdefault((record.impl, record.on), Counter()).update(record.reasons[:1])
+    for (impl, on), reasons in unanswered.items():
+        reason, times = reasons.most_common(1)[0]
+        more = f", and {len(reasons) - 1} other reasons" if len(reasons) > 1 else ""
+        console.print(escape(f"{impl} on {on} did not answer {sum(reasons.values())} times: {reason} ({times}){more}"))
+    if records and all(record.status == "unsupported" for record in records):
+        console.print("nothing was judged, so this is no pass; --allow-unjudged accepts it", style="bold")
     for note in run.notes:
         console.print(escape(note))
     if run.open_tasks:
@@ -280,6 +306,11 @@ def show(
         and (not impl or record.impl in impl)
         and (case is None or record.case == case.id)
     ]
+    if not run.records and run.open_tasks:
+        raise Misuse(
+            f"{run.path}: none of its {len(run.plan)} cases has a record; answer them with "
+            f"mla-oracle sweep --resume {shlex.quote(str(run.path))}"
+        )
     if not records:
         raise Misuse(
             f"{run.path}: holds no such record; it has {len(run.records)}, `mla-oracle show {run.path}` lists them"
@@ -348,8 +379,10 @@ def replay(
     executions = _executions(on) if on or before is None else _executions([before.on])
     names = chosen_impls((case.op,), tuple(impl or ((before.impl,) if before is not None else ())))
     tree = _tree(vllm)
-    if save is not None and (save.exists() or len(names) * len(executions) != 1):
-        raise Misuse(f"--save {save}: should name a new file, for one --impl and one --on")
+    if save is not None and (save.exists() or not save.resolve().parent.is_dir()):
+        raise Misuse(f"--save {save}: should name a new file in a directory that exists")
+    if save is not None and len(names) * len(executions) != 1:
+        raise Misuse(f"--save {save}: needs one --impl and one --on, these are {len(names)} and {len(executions)}")
     console = _console()
     worst = 0
     for execution in executions:
@@ -365,7 +398,8 @@ def replay(
                 console.print(f"  its outputs are {'the same as' if same else 'not those'} in the capsule")
             if save is not None:
                 console.print(f"  kept in {write_capsule(save, trial)}")
-            worst = max(worst, 1 if trial.record.status in AGAINST else 0)
+            broke = any(reason.startswith(HARNESS) for reason in trial.record.reasons)
+            worst = max(worst, 3 if broke else 1 if trial.record.status in AGAINST else 0)
     return worst
 
 
@@ -414,7 +448,14 @@ def report(
     out: Annotated[Path | None, typer.Option("--out", help="Where the page goes; RUN/report.html by default.")] = None,
 ) -> None:
     """One HTML page about a run."""
-    written = importlib.import_module("reports.html").report_run(run, out)
+    read_settings(run)
+    page = out if out is not None else run / "report.html"
+    if page.is_dir() or not page.resolve().parent.is_dir():
+        raise Misuse(f"--out {page}: should name a file in a directory that exists")
+    html = importlib.import_module("reports.html")
+    if page.exists() and not html.is_report(page):
+        raise Misuse(f"--out {page}: exists and is no report; it should be a new file or an earlier report")
+    written = html.report_run(run, page)
     _console().print(str(written))
 
 

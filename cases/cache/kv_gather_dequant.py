@@ -12,7 +12,7 @@ import torch
 from jaxtyping import BFloat16, Int32, UInt8
 
 from cases.cache.kv_record_write import DATA_BYTES, RECORD, block_stride_bytes, drawn_codes
-from cases.case import Axis, Case
+from cases.case import Axis, Case, outside
 from cases.draw import Draw
 from cases.memory import guarded, guarded_copy
 
@@ -117,9 +117,17 @@ REGRESSIONS: tuple[str, ...] = tuple(
 )
 
 
+_BOUNDS: Mapping[str, tuple[int, int]] = {
+    "requests": (0, 4096),
+    "length": (0, 1 << 17),
+    "offset": (0, 1 << 17),
+    "block_size": (1, 4096),
+}
+
+
 def forbid(case: GatherCase) -> list[str]:
     """Every reason why this is no question: the kinds of lengths and tables need requests to differ on."""
-    reasons = []
+    reasons = outside(case, _BOUNDS)
     if case.requests < 2 and case.lengths == "empty_between":
         reasons.append("lengths=empty_between: needs two requests")
     if case.requests < 2 and case.table == "shared":

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from jaxtyping import BFloat16, Int64, UInt8
 
-from cases.case import Axis, Case
+from cases.case import Axis, Case, outside
 from cases.draw import Draw
 from cases.memory import GUARD_BYTES, guarded, guarded_copy
 
@@ -107,9 +107,12 @@ REGRESSIONS: tuple[str, ...] = tuple(
 )
 
 
+_BOUNDS: Mapping[str, tuple[int, int]] = {"tokens": (0, 1 << 16), "padding_rows": (0, 1 << 16), "block_size": (1, 4096)}
+
+
 def forbid(case: WriteCase) -> list[str]:
     """Every reason why this is no question: without a token nothing tells the kinds of slots and values apart."""
-    reasons = []
+    reasons = outside(case, _BOUNDS)
     if case.tokens == 0 and case.slots not in ("scattered", "dense"):
         reasons.append(f"slots={case.slots}: should be scattered or dense where there are no tokens")
     if case.slots == "all_skipped" and case.values != "randn":

@@ -14,7 +14,7 @@ import torch
 from jaxtyping import Shaped
 from numpy.typing import NDArray
 
-from cases.case import Axis, Case
+from cases.case import Axis, Case, outside
 from cases.draw import Draw
 from cases.memory import GUARD_BYTES, guarded, guarded_copy
 
@@ -116,9 +116,12 @@ _LAYOUTS: Mapping[str, tuple[int, int, int]] = {
 _WIDE = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
+_BOUNDS: Mapping[str, tuple[int, int]] = {"count": (0, 1 << 24)}
+
+
 def forbid(case: CastCase) -> list[str]:
     """Every reason why this is no question: a rule that the format does not have, or a cast that changes nothing."""
-    reasons = []
+    reasons = outside(case, _BOUNDS)
     if case.format == "bfloat16" and case.wide == "bfloat16":
         reasons.append("format=bfloat16: wide should be float32, or nothing is cast")
     if case.rounding == "up" and (case.format != "float8_e8m0fnu" or case.direction != "encode"):

@@ -15,7 +15,7 @@ import torch
 from jaxtyping import BFloat16, Float, Float32, Int, UInt8
 from numpy.typing import NDArray
 
-from cases.case import Axis, Case
+from cases.case import Axis, Case, outside
 from cases.draw import Draw
 from cases.memory import as_view, guarded, guarded_copy
 
@@ -205,6 +205,9 @@ REGRESSIONS: tuple[str, ...] = (
         arch="gfx942", compute_units=304, heads=16, main_length=128, extra_length=512, main_encoding="float8_e4m3fnuz",
         rotation="spread",
     ).id,
+    # 257 copies of a key: their number is none of bf16's, so a denominator in bf16 moves every answer by a step.
+    _BASE.varied(queries=1, main_length=0, extra_length=257, values="repeated", sink="absent").id,
+    _BASE.varied(queries=1, main_length=0, extra_length=257, values="repeated", sink="absent", rotation="spread").id,
     # The MXFP8 epilogue quantises the fp32 row: equal weights over an exact sum leave no room for another rounding.
     _BASE.varied(
         extra_length=512, values="uniform_exact", sink="absent", rotation="quarter", output="mxfp8", queries=2,
@@ -217,19 +220,16 @@ REGRESSIONS: tuple[str, ...] = (
 )  # fmt: skip
 
 
+_BOUNDS: Mapping[str, tuple[int, int]] = {
+    "queries": (0, 4096), "heads": (1, 1024), "main_length": (0, 1 << 17), "extra_length": (-1, 1 << 17),
+    "splits": (0, 1024), "main_block": (1, 4096), "extra_block": (1, 4096), "compute_units": (1, 4096),
+}  # fmt: skip
+
+
 def forbid(case: Case) -> list[str]:
     """Every reason why no such call exists."""
     assert isinstance(case, DecodeCase)
-    reasons = []
-    for axis, low, high in (
-        ("queries", 0, 4096), ("heads", 1, 1024), ("main_length", 0, 1 << 17), ("extra_length", -1, 1 << 17),
-        ("splits", 0, 1024), ("main_block", 1, 4096), ("extra_block", 1, 4096), ("compute_units", 1, 4096),
-    ):  # fmt: skip
-        value = getattr(case, axis)
-        if not low <= value <= high:
-            reasons.append(f"{axis}={value} should be {low} to {high}")
-    if case.seed < 0:
-        reasons.append(f"seed={case.seed} should not be negative")
+    reasons = outside(case, _BOUNDS)
     has_extra = case.extra_length >= 0
     if case.arch != "gfx942" and "float8_e4m3fnuz" in (case.main_encoding, case.extra_encoding):
         reasons.append(f"arch={case.arch}: float8_e4m3fnuz caches exist on gfx942 only")

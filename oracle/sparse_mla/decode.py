@@ -20,15 +20,16 @@ The budget. Let p_i = exp(s_i) / Z, u the unit roundoffs of the declared roundin
 sqrt(2 ln(2 / 1e-12)): a sum of independent errors of mean 0 within ±b_i exceeds z * sqrt(sum b_i^2) with probability below
 1e-12. Each term below is the smaller of the worst case and this.
 
-    probability rounding    u_p * sum_i p_i |K_i|       or   z u_p sqrt(sum_i (p_i K_i)^2) + u_p * sum_i p_i |K_i| / cells
+    probability rounding    u_p * sum_i p_i |K_i|       or   z u_p sqrt(sum_i m_i (p_i K_i)^2)
     score error E           E * sqrt(V)                 or   z E sqrt(sum_i p_i^2 (K_i - o)^2)
     common score error      c * u_32 * max|s| * sqrt(V),   V = sum_i p_i (K_i - o)^2 with the sink as a key of value 0
     sums in fp32            u_32 * (z sqrt(n) + 16) * sum_i p_i |K_i|
     output rounding         half an ulp at |o| + the above
 
-E bounds a score's accumulation error, z sqrt(512) u_32 scale sum_d |q_d K_id|. Equal scores round equally, so copies of a
-slot count as one key, and a row with ties among distinct slots gets the worst case. `cells` is the number of rounding
-cells over which the scores of the row spread: within one cell the roundings share a sign. Where the probabilities are
+E bounds a score's accumulation error, z sqrt(512) u_32 scale sum_d |q_d K_id|, over all keys that it could make count;
+where E is not small its terms grow by exp(2E), up to twice the largest key. Equal scores round equally, so copies of a
+slot count as one key; m_i is how many keys have a probability in the rounding cell of key i, since these may err alike.
+Where the probabilities are
 powers of two by construction (a single slot, a zero query) and the sum is exact, the budget is 0: bit for bit.
 """
 
@@ -55,7 +56,10 @@ HOEFFDING = math.sqrt(2 * math.log(2 / FALSE_ALARM))
 _GRAIN = 2.0**-9
 _EXACT_SUM = _GRAIN * 2.0**24
 # Subnormal fp32 numbers may be flushed at the operands and at the result.
-_FLUSHED = 4 * 2.0**-126
+_NORMAL = 2.0**-126
+_FLUSHED = 4 * _NORMAL
+# Half the smallest subnormal of the formats in which it matters.
+_SMALLEST_HALF = {"float16": 2.0**-25, "float8_e4m3fn": 2.0**-10, "float8_e4m3fnuz": 2.0**-11}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -147,6 +151,7 @@ def budget(inputs: DecodeInputs, precision: Precision) -> tuple[Reference, Budge
         # A pair's error is that of its two parts; unless it turns by a quarter, two products, a sum and the table round.
         inexact = ((cos_sin != 0) & (cos_sin.abs() != 1))[:, None, : cos_sin.shape[-1] // 2].repeat_interleave(2, -1)
         rounded = 3 * U32 * _pairs(out[..., NOPE:].abs(), cos_sin, 1) * inexact
+        rounded = rounded + _FLUSHED * precision.flushes * inexact
         allowed[..., NOPE:] = _pairs(allowed[..., NOPE:], cos_sin, 1) + rounded
         deviation[..., NOPE:] = _pairs(deviation[..., NOPE:].square(), cos_sin, 2).sqrt()
         out = rotate_back(out, cos_sin)
@@ -175,7 +180,6 @@ def _row(
     peak = top if sink is None else torch.maximum(top, sink)
     alone = (score - top[:, None]).exp() * copies
     lse = top + alone.sum(1).log()
-    heard = alone > 2.0**-60 * alone.sum(1, keepdim=True)
     weight = alone * (top - peak).exp()[:, None]
     total = weight.sum(1)
     above = torch.zeros_like(top, dtype=torch.bool)
@@ -186,26 +190,33 @@ def _row(
     out, size, square = p @ keys, p @ keys.abs(), p @ keys.square()
     spread = (square - out.square()).clamp(min=0)
     p2 = p.square()
-    norm = p2 @ keys.square()
-    centred = (norm - 2 * out * (p2 @ keys) + out.square() * p2.sum(1, keepdim=True)).clamp(min=0)
+    centred = (p2 @ keys.square() - 2 * out * (p2 @ keys) + out.square() * p2.sum(1, keepdim=True)).clamp(min=0)
 
     # Equal scores: the probabilities are the same power of two, or share one rounding when the sink sets the maximum.
     level = top == lowest
     u_p = UNIT_ROUNDOFF[precision.probability]
     worst = u_p * size
-    ordered = score.sort(dim=1).values
-    tied = (ordered.diff(dim=1) <= 1e-12 * score.abs().amax(1, keepdim=True)).any(1) if count > 1 else ~level
-    quarter = count // 4
-    cells = ((ordered[:, count - 1 - quarter] - ordered[:, quarter]) / (2 * max(u_p, U32))).clamp(min=1)
-    cells = torch.where(tied, 1.0, cells)[:, None]
-    rounding = torch.minimum(worst, HOEFFDING * u_p * norm.sqrt() + worst / cells)
+    # Keys whose probabilities share a rounding cell may err alike: a key weighs as many times as its cell has keys.
+    cell = torch.floor((score - top[:, None]) / (2 * max(u_p, U32))).clamp(min=-(2.0**40))
+    crowd = _crowd(cell)
+    crowded = p2 * crowd
+    norm = crowded @ keys.square()
+    rounding = torch.minimum(worst, HOEFFDING * u_p * norm.sqrt())
+    # Below the normal numbers of a narrow format an error is absolute.
+    share = (top - peak).exp() / total
+    rounding = rounding + _SMALLEST_HALF.get(precision.probability, 0.0) * share[:, None] * (copies @ keys.abs())
     u_q = UNIT_ROUNDOFF[precision.query]
     per_score = HOEFFDING * math.sqrt(LANES) * UNIT_ROUNDOFF[precision.score] + u_q
-    error = (reach * heard).amax(1, keepdim=True) * per_score
+    errors = reach * per_score
+    # A key counts if some error of the scores could make it count.
+    margin = errors + errors.gather(1, score.argmax(1, keepdim=True))
+    heard = (score - top[:, None]) + copies.log() + margin > math.log(2.0**-60) + (lse - top)[:, None]
+    error = (errors * heard).amax(1, keepdim=True)
     shifted = above[:, None] | (error > 2.0**-10)
     rounding = torch.where(level[:, None], torch.where(shifted, u_p * out.abs(), 0.0), rounding)
-    # Beyond the first order the weights move by exp(2E).
+    # Beyond the first order the weights move by exp(2E); however they move, the answer stays among the keys.
     scored = error * (2 * error).clamp(max=50).exp() * torch.minimum(spread.sqrt(), HOEFFDING * centred.sqrt())
+    scored = torch.minimum(scored, 2 * keys.abs().amax(0))
     loudest = torch.where(heard, score.abs(), 0.0).amax(1, keepdim=True)
     if sink is not None:
         loudest = torch.maximum(loudest, torch.where(torch.isinf(sink), 0.0, sink.abs())[:, None])
@@ -217,7 +228,7 @@ def _row(
 
     alone_counts = torch.ones_like(level) if sink is None else torch.isinf(sink)
     fits = bool((keys.abs() * copies[:, None]).sum(0).max() < _EXACT_SUM and ((keys / _GRAIN).frac() == 0).all())
-    if precision.partial == "float32" and (count == 1 or fits):
+    if precision.partial == precision.accumulate == "float32" and (count == 1 or fits):
         # Equal scores without a sink leave a mean. Its sum is exact, and so is its division by a power of two.
         known = (copies @ keys) / total_count
         whole = total_count == 2.0 ** round(math.log2(total_count))
@@ -225,22 +236,38 @@ def _row(
         apart = torch.zeros_like(error) if total_count == 1 else error
         narrow = torch.where(apart > 2.0**-10, u_p, 0.0)
         slack = (narrow + 2 * apart + (0.0 if whole else 4 * U32)) * known.abs()
+        tiny = (((keys != 0) & (keys.abs() < _NORMAL)).any(0)) | ((known != 0) & (known.abs() < _NORMAL))
+        slack = slack + _FLUSHED * tiny * precision.flushes
         equal = (level & alone_counts)[:, None]
         out, allowed = torch.where(equal, known, out), torch.where(equal, slack, allowed)
 
     lse_allowed = error[:, 0] + precision.systematic_ulps * U32 * loudest[:, 0]
     lse_allowed = lse_allowed + U32 * (HOEFFDING * math.sqrt(total_count) + 16 + precision.exponential_ulps)
-    many = (cells[:, 0] >= 8) & ~level & (count >= 32)
-    variance = u_p**2 / 3 * norm + (error / HOEFFDING).square() * centred
+    many = ((1 / crowd).sum(1) >= 16) & ~level & (count >= 32) & (error[:, 0] < 0.25)
+    # What need not be independent enters with its worst case.
+    common = shared + summed + _FLUSHED * precision.flushes
+    variance = u_p**2 / 3 * norm + (error / HOEFFDING).square() * centred + common.square()
     deviation = torch.where(many[:, None], variance.sqrt(), math.nan)
     # The mean error of a row along the sign of the answer is a sum over keys too: key i moves it by p_i c_i.
     step = half_ulp(out.abs(), rounding_of(inputs, precision))
     scale = (variance + step.square() / 3).sqrt().clamp(min=1e-300)
     along = (out.sign() / scale)[:, :NOPE] @ keys[:, :NOPE].T / NOPE
-    lean = (u_p**2 / 3 + (error[:, 0] / HOEFFDING).square()) * (p * along).square().sum(1)
+    lean = (u_p**2 / 3 + (error[:, 0] / HOEFFDING).square()) * (crowded * along.square()).sum(1)
     lean = lean + (step / scale)[:, :NOPE].square().mean(1) / 3 / NOPE
-    tilt = ((shared + summed) / scale)[:, :NOPE].mean(1)
+    tilt = (common / scale)[:, :NOPE].mean(1)
     return out, allowed, deviation, lse, lse_allowed, lean, tilt
+
+
+def _crowd(cell: torch.Tensor) -> torch.Tensor:
+    """For every key of every head [heads, n], how many keys share its cell."""
+    order = cell.argsort(1)
+    sorted_cells = cell.gather(1, order)
+    fresh = torch.ones_like(sorted_cells, dtype=torch.long)
+    fresh[:, 1:] = (sorted_cells[:, 1:] != sorted_cells[:, :-1]).long()
+    number = fresh.cumsum(1) - 1
+    counts = torch.zeros_like(number).scatter_add_(1, number, torch.ones_like(number))
+    crowd = torch.empty_like(cell)
+    return crowd.scatter_(1, order, counts.gather(1, number).to(cell.dtype))
 
 
 def rounding_of(inputs: DecodeInputs, precision: Precision) -> torch.dtype:

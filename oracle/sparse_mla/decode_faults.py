@@ -47,6 +47,7 @@ class Way:
     base2: bool = False
     probability: str = "bfloat16"
     partial: str = "float32"
+    output: str = "bfloat16"
     faults: frozenset[str] = frozenset()
 
     def has(self, fault: str) -> bool:
@@ -225,8 +226,15 @@ def compute(inputs: DecodeInputs, way: Way) -> DecodeOutputs:
     rows, turned_rows = _turn(rows, inputs, way)
     if inputs.out is None:
         return _quantised(rows, turned_rows, way)
-    narrow = _truncate(rows) if way.has("output-truncated") else round_to_bfloat16(rows)
+    if way.has("output-truncated"):
+        narrow = _truncate(rows)
+    else:
+        narrow = rows if way.output == "float32" == _name(inputs.out) else round_to_bfloat16(rows)
     return DecodeOutputs(out=narrow.to(inputs.out.dtype), rotated_rows=turned_rows, lse=lse)
+
+
+def _name(tensor: torch.Tensor) -> str:
+    return str(tensor.dtype).removeprefix("torch.")
 
 
 def _score_scale(inputs: DecodeInputs, way: Way) -> float:
@@ -310,6 +318,10 @@ class _State:
             return
         # Products in fp64, rounded once: a key's score does not depend on where it stands or on its neighbours.
         score = (query.double() @ keys.double().T).float() * scale
+        if way.has("scores-in-float16"):
+            score = score.half().float()
+        if way.has("keys-far-below-the-maximum-dropped"):
+            counts = counts & (score >= score.amax(1, keepdim=True) - 4).any(0)
         score = torch.where(counts[None, :], score, -math.inf if way.has("empty-maximum-is-infinite") else NEVER)
         top = torch.maximum(self.top, score.amax(1))
         if way.base2:
@@ -375,6 +387,8 @@ def _merge(
         total = total + drain
         if way.has("sink-has-a-value"):
             rows = rows + drain[:, None]
+    if way.has("denominator-in-bfloat16"):
+        total = _round(total, "bfloat16")
     if way.has("empty-row-divides-by-0"):
         rows = rows / total[:, None]
     else:
@@ -415,6 +429,10 @@ def _turn(rows: torch.Tensor, inputs: DecodeInputs, way: Way) -> tuple[torch.Ten
     if way.has("rotated-but-not-said"):
         return rotate_back(rows, cos_sin), 0
     half = cos_sin.shape[-1] // 2
+    if way.has("angles-in-bfloat16"):
+        cos_sin = _round(cos_sin, "bfloat16")
+    if way.has("rotated-from-bfloat16"):
+        rows = _round(rows, "bfloat16")
     if way.has("position-of-the-next-row"):
         cos_sin = inputs.cos_sin[inputs.positions.long().roll(-1)]
     if way.has("positions-from-0"):
@@ -584,6 +602,9 @@ MUTANTS: tuple[Mutant, ...] = (
     _mutant("scale-twice", "the softmax scale were applied twice"),
     _mutant("sum-of-rounded-probabilities", "the denominator summed the rounded probabilities", _rounds),
     _mutant("probability-truncated", "probabilities were truncated to bf16"),
+    _mutant("scores-in-float16", "scores were rounded to fp16"),
+    _mutant("keys-far-below-the-maximum-dropped", "keys 4 below a tile's maximum in every head were dropped"),
+    _mutant("denominator-in-bfloat16", "the denominator were rounded to bf16"),
     _mutant("accumulated-in-bfloat16", "values were accumulated in bf16"),
     _mutant("output-truncated", "the output were truncated to bf16", _rounds),
     _mutant("query-strides-ignored", "the query were contiguous"),
@@ -599,6 +620,8 @@ MUTANTS: tuple[Mutant, ...] = (
     _mutant("positions-from-0", "the rows were rotated by their numbers", _rotates),
     _mutant("rotated-forward", "the rotation went forward", _rotates),
     _mutant("rotated-twice", "the rows were rotated twice", _rotates),
+    _mutant("angles-in-bfloat16", "cosines and sines were rounded to bf16", _rotates),
+    _mutant("rotated-from-bfloat16", "the rows were rounded to bf16 before the rotation", _rotates),
     _mutant("cos-and-sin-swapped", "cosines and sines were swapped", _rotates),
     _mutant("first-lanes-rotated", "the first 64 lanes were rotated", _rotates),
     _mutant("halves-paired", "lanes 32 apart were rotated as pairs", _rotates),
@@ -635,6 +658,19 @@ HONEST: tuple[Honest, ...] = (
     _honest("fp32-probabilities", _FP32, splits=1, probability="float32"),
     _honest("fp32-probabilities-seven-splits", _FP32, splits=7, probability="float32", base2=True),
     _honest("fp32-probabilities-tile-16-backwards", _FP32, splits=2, tile=16, probability="float32", backwards=True),
+    _honest(
+        "fp32-throughout-tile-1", Precision(probability="float32", output="float32"), splits=1, tile=1,
+        probability="float32", output="float32",
+    ),
+    _honest(
+        "fp32-throughout-base-2", Precision(probability="float32", output="float32"), splits=4, base2=True,
+        probability="float32", output="float32",
+    ),
+    _honest(
+        "fp32-probabilities-bf16-partials",
+        Precision(probability="float32", output="float32", partial="bfloat16"), splits=3, probability="float32",
+        partial="bfloat16", output="float32",
+    ),
     _honest(
         "bf16-partials", Precision(probability="bfloat16", output="bfloat16", partial="bfloat16"), splits=4,
         partial="bfloat16",

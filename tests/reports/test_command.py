@@ -83,8 +83,10 @@ def files(path: Path) -> dict[Path, bytes]:
         ("replay lost.safetensors", "lost.safetensors: "),
         (f"replay {FOUR} --impl nope", "unknown implementation 'nope'"),
         (f"replay {FOUR} --on cuda", "--on cuda: torch "),
-        (f"replay {FOUR} --save x.safetensors", "--save x.safetensors: should name a new file, for one --impl"),
+        (f"replay {FOUR} --save x.safetensors", "--save x.safetensors: needs one --impl and one --on"),
         ("report nowhere", "nowhere: no such run directory"),
+        ("sweep --op standin.double --vllm setup.cfg", "--vllm setup.cfg: is a file; unpack it"),
+        ("sweep --op standin.double --vllm .", "is not a vLLM tree"),
         ("doctor --vllm nowhere", "--vllm nowhere: no such directory"),
         ("prove --op nope", "unknown op 'nope'"),
         ("prove --op standin.double --depth 0", "--depth 0: should be"),
@@ -170,7 +172,8 @@ def test_ops_are_listed_with_axes_and_answerers(capsys: pytest.CaptureFixture[st
 def test_a_sweep_from_the_command_line_keeps_its_settings_and_gives_the_code(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (tmp_path / "vllm").mkdir()
+    (tmp_path / "vllm" / "vllm" / "triton_utils").mkdir(parents=True)
+    (tmp_path / "vllm" / "vllm" / "__init__.py").touch()
     arguments = [
         "sweep",
         "--case",

@@ -125,6 +125,7 @@ def test_failures_of_a_run_are_asked_again_where_they_failed(tmp_path: Path) -> 
         file.record(
             Record(
                 case=task.case, op=OP, impl=task.impl, on=task.on, status="fail" if against else "unsupported",
+                reasons=() if against else ("not here",),
                 checks=(bad,) if against else (), environment=HERE,
             )
         )  # fmt: skip

@@ -325,7 +325,11 @@ def _killers() -> dict[str, list[str]]:
             BASE.varied(values="wide", layout="strided", rows="mixed", queries=7, sink="absent").id,
             BASE.varied(sink="large", splits=3, heads=17, values="integer_exact").id,
             BASE.varied(arch="gfx942", main_encoding="float8_e4m3fnuz", queries=7, rows="ragged").id,
-            BASE.varied(values="single", sink="absent", heads=1).id,
+            BASE.varied(values="single", sink="absent", heads=1, rotation="spread").id,
+            BASE.varied(values="uniform_exact", sink="absent", rotation="spread", queries=3).id,
+            BASE.varied(values="outlier", queries=7, main_length=32, extra_length=512).id,
+            BASE.varied(values="outlier", queries=2, heads=64, extra_length=512, sink="absent").id,
+            BASE.varied(main_length=0, extra_length=257, values="repeated", sink="absent", queries=1).id,
             BASE.varied(main_length=128, extra_length=-1, invalid="front", splits=1, queries=1, heads=1).id,
             BASE.varied(heads=64, queries=1, extra_length=512, sink="absent").id,
             BASE.varied(heads=16, queries=1, extra_length=512, values="ties", splits=2).id,
@@ -419,6 +423,44 @@ def test_poisoned_output_fails() -> None:
     assert inputs.out is not None
     checks = oracle.judge(inputs, DecodeOutputs(out=inputs.out), OURS.precision)
     assert any(check.output == "out" and not check.passed and check.wrong == check.count for check in checks)
+
+
+@pytest.mark.parametrize("values", AXES["values"])
+@pytest.mark.parametrize("louder", [1, 10, 150])
+def test_the_fp32_reference_is_a_right_answer_however_loud_the_scores(values: str, louder: int) -> None:
+    inputs = build(BASE.varied(values=values, output="float32", heads=17, extra_length=65, sink="absent"))
+    inputs = dataclasses.replace(inputs, scale=inputs.scale * louder)
+    plain = oracle.reference(inputs)
+    checks = oracle.judge(inputs, DecodeOutputs(out=plain.out, lse=plain.lse), fp32_rounding())
+    assert [str(check) for check in checks if not check.passed] == []
+
+
+def test_keys_whose_probabilities_share_a_rounding_cell_may_err_alike() -> None:
+    # Half of 256 keys have probabilities just below a tie at 1/2, half at 1/4: all roundings go the same way.
+    near = [math.log(0.5 * (1 + 0.95 * 2.0**-8)), math.log(0.25 * (1 + 0.95 * 2.0**-8))]
+    rows = torch.zeros(257, 512)
+    rows[:, 1:448] = torch.where(torch.arange(257)[:, None] % 2 == 0, 1.0, 0.875)
+    p = torch.tensor([1.0, *(math.exp(near[i % 2]) for i in range(256))], dtype=torch.float64)
+    # Scores are set by hand: the query sees one lane, whose values the cells are made of.
+    call = _call(rows, list(range(257)), torch.zeros(1, 512))
+    query, keys = torch.zeros(1, 512, dtype=torch.float64), rows.double()
+    keys[:, 0] = p.log()
+    query[0, 0] = 1.0
+    answer, allowed, *_ = oracle._row(call, query, keys, torch.ones(257, dtype=torch.float64), None, OURS.precision)
+    rounded = p.float().to(torch.bfloat16).double()
+    got = (rounded[:, None] * keys).sum(0) / p.sum()
+    assert bool(((got - answer[0]).abs() <= allowed[0]).all())
+    assert float(((got - answer[0]).abs() / allowed[0])[1:448].max()) > 0.3
+
+
+def test_flushed_subnormal_lanes_are_right_where_flushing_is_declared_and_only_there() -> None:
+    row = torch.zeros(512)
+    row[450] = 2.0**-130
+    call = _call(row[None], [0], torch.zeros(1, 512))
+    flushed = DecodeOutputs(out=torch.zeros(1, 1, 512, dtype=torch.bfloat16))
+    for flushes in (True, False):
+        precision = oracle.Precision(output="bfloat16", flushes=flushes)
+        assert all(check.passed for check in oracle.judge(call, flushed, precision)) is flushes
 
 
 def test_a_sink_shorter_than_the_heads_is_refused() -> None:
