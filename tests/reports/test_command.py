@@ -12,7 +12,7 @@ import msgspec
 import pytest
 
 from oracle.check import Check
-from reports import command
+from reports import command, subcommands
 from reports.record import Environment, Record
 from reports.store import RecordFile, Settings, Task, create_run
 
@@ -85,7 +85,11 @@ def files(path: Path) -> dict[Path, bytes]:
         (f"replay {FOUR} --on cuda", "--on cuda: torch "),
         (f"replay {FOUR} --save x.safetensors", "--save x.safetensors: needs one --impl and one --on"),
         ("report nowhere", "nowhere: no such run directory"),
-        ("sweep --op standin.double --vllm setup.cfg", "--vllm setup.cfg: is a file; unpack it"),
+        ("sweep --op standin.double --vllm runs/kept/run.json", "--vllm runs/kept/run.json: is a file; unpack it"),
+        ("report runs/kept --out runs/kept/run.json", "--out runs/kept/run.json: exists and is no report"),
+        ("report runs/kept --out runs", "--out runs: should name a file"),
+        ("sweep --resume runs/kept --workers 1", "--resume runs/kept: the run's own settings hold"),
+        ("sweep --op standin.double --out runs/kept/run.json/sub", "Not a directory"),
         ("sweep --op standin.double --vllm .", "is not a vLLM tree"),
         ("doctor --vllm nowhere", "--vllm nowhere: no such directory"),
         ("prove --op nope", "unknown op 'nope'"),
@@ -106,6 +110,38 @@ def test_a_misuse_is_one_sentence_and_changes_nothing(
     assert said.err.count("\n") == 1
     assert said.out == ""
     assert files(tmp_path) == before
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "sentence"),
+    [
+        ('"status":"fail"', '"status":"unsupported"', "status is 'unsupported' without a reason"),
+        ('"status":"fail"', '"status":"error"', "status is 'error' without a reason"),
+        ('"wrong":1', '"wrong":9', "finds 9 of"),
+    ],
+)
+def test_a_failure_cannot_be_edited_away(
+    kept: Path, capsys: pytest.CaptureFixture[str], old: str, new: str, sentence: str
+) -> None:
+    (path,) = (kept / "records").glob("*.jsonl")
+    text = path.read_text()
+    assert old in text
+    path.write_text(text.replace(old, new, 1))
+    assert command.main(["show", "runs/kept"]) == 2
+    assert sentence in capsys.readouterr().err
+
+
+def test_what_escapes_is_the_harness_fault_and_one_sentence(
+    kept: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(path: Path) -> None:
+        raise ZeroDivisionError("on purpose")
+
+    monkeypatch.setattr(subcommands, "read_run", broken)
+    assert command.main(["show", "runs/kept"]) == 3
+    said = capsys.readouterr().err
+    assert said.startswith("mla-oracle: the harness itself broke: ZeroDivisionError: on purpose")
+    assert said.count("\n") == 1
 
 
 def test_an_edited_record_is_named_by_every_reader(kept: Path, capsys: pytest.CaptureFixture[str]) -> None:
