@@ -37,8 +37,7 @@ def break_of(
     """The checks of the edited call: None when the law says nothing about it.
 
     `run` answers edited inputs, `first` is the answer to `inputs`. A bitwise law compares the two answers; a law within
-    the budget judges the edited answer by the reference of the inputs before the edit where the forms agree, and by
-    that of the edited inputs.
+    the budget judges the edited answer by the reference of the edited inputs, which the law holds of by itself.
     """
     edited = law.edit(inputs)
     if edited is None:

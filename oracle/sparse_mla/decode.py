@@ -173,9 +173,10 @@ def _row(
     """One query over distinct keys: answer, budget and deviation [heads, 512]; log-sum-exp and its budget, lean and tilt
     [heads]."""
     count = keys.shape[0]
+    sizes, squares = keys.abs(), keys.square()
     total_count = float(copies.sum())
     score = (query @ keys.T) * inputs.scale
-    reach = (query.abs() @ keys.abs().T) * abs(inputs.scale)
+    reach = (query.abs() @ sizes.T) * abs(inputs.scale)
     top, lowest = score.amax(1), score.amin(1)
     peak = top if sink is None else torch.maximum(top, sink)
     alone = (score - top[:, None]).exp() * copies
@@ -187,10 +188,10 @@ def _row(
         total = total + (sink - peak).exp()
         above = sink > top
     p = weight / total[:, None]
-    out, size, square = p @ keys, p @ keys.abs(), p @ keys.square()
+    out, size, square = p @ keys, p @ sizes, p @ squares
     spread = (square - out.square()).clamp(min=0)
     p2 = p.square()
-    centred = (p2 @ keys.square() - 2 * out * (p2 @ keys) + out.square() * p2.sum(1, keepdim=True)).clamp(min=0)
+    centred = (p2 @ squares - 2 * out * (p2 @ keys) + out.square() * p2.sum(1, keepdim=True)).clamp(min=0)
 
     # Equal scores: the probabilities are the same power of two, or share one rounding when the sink sets the maximum.
     level = top == lowest
@@ -200,11 +201,11 @@ def _row(
     cell = torch.floor((score - top[:, None]) / (2 * max(u_p, U32))).clamp(min=-(2.0**40))
     crowd = _crowd(cell)
     crowded = p2 * crowd
-    norm = crowded @ keys.square()
+    norm = crowded @ squares
     rounding = torch.minimum(worst, HOEFFDING * u_p * norm.sqrt())
     # Below the normal numbers of a narrow format an error is absolute.
     share = (top - peak).exp() / total
-    rounding = rounding + _SMALLEST_HALF.get(precision.probability, 0.0) * share[:, None] * (copies @ keys.abs())
+    rounding = rounding + _SMALLEST_HALF.get(precision.probability, 0.0) * share[:, None] * (copies @ sizes)
     u_q = UNIT_ROUNDOFF[precision.query]
     per_score = HOEFFDING * math.sqrt(LANES) * UNIT_ROUNDOFF[precision.score] + u_q
     errors = reach * per_score
@@ -216,7 +217,7 @@ def _row(
     rounding = torch.where(level[:, None], torch.where(shifted, u_p * out.abs(), 0.0), rounding)
     # Beyond the first order the weights move by exp(2E); however they move, the answer stays among the keys.
     scored = error * (2 * error).clamp(max=50).exp() * torch.minimum(spread.sqrt(), HOEFFDING * centred.sqrt())
-    scored = torch.minimum(scored, 2 * keys.abs().amax(0))
+    scored = torch.minimum(scored, 2 * sizes.amax(0))
     loudest = torch.where(heard, score.abs(), 0.0).amax(1, keepdim=True)
     if sink is not None:
         loudest = torch.maximum(loudest, torch.where(torch.isinf(sink), 0.0, sink.abs())[:, None])
@@ -227,7 +228,7 @@ def _row(
     allowed = rounding + scored + shared + summed + _FLUSHED * precision.flushes
 
     alone_counts = torch.ones_like(level) if sink is None else torch.isinf(sink)
-    fits = bool((keys.abs() * copies[:, None]).sum(0).max() < _EXACT_SUM and ((keys / _GRAIN).frac() == 0).all())
+    fits = bool((sizes * copies[:, None]).sum(0).max() < _EXACT_SUM and ((keys / _GRAIN).frac() == 0).all())
     if precision.partial == precision.accumulate == "float32" and (count == 1 or fits):
         # Equal scores without a sink leave a mean. Its sum is exact, and so is its division by a power of two.
         known = (copies @ keys) / total_count
@@ -236,7 +237,7 @@ def _row(
         apart = torch.zeros_like(error) if total_count == 1 else error
         narrow = torch.where(apart > 2.0**-10, u_p, 0.0)
         slack = (narrow + 2 * apart + (0.0 if whole else 4 * U32)) * known.abs()
-        tiny = (((keys != 0) & (keys.abs() < _NORMAL)).any(0)) | ((known != 0) & (known.abs() < _NORMAL))
+        tiny = (((keys != 0) & (sizes < _NORMAL)).any(0)) | ((known != 0) & (known.abs() < _NORMAL))
         slack = slack + _FLUSHED * tiny * precision.flushes
         equal = (level & alone_counts)[:, None]
         out, allowed = torch.where(equal, known, out), torch.where(equal, slack, allowed)
