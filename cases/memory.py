@@ -2,9 +2,14 @@
 
 Tensors are views into larger storages. Guard bytes stand before, after and between the elements, filled with what hurts
 most when it is read by mistake; after the run every byte outside an output's elements must still be what it was.
+
+A storage may be vast: rows so far apart that offsets pass 2^31 (`far_gap`). Its pages are reserved, not filled; only the
+rows and the guard bytes next to them are poisoned, copied and looked at.
 """
 
 import dataclasses
+import itertools
+import mmap
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
 
@@ -14,6 +19,10 @@ GUARD_BYTES = 256
 # 0xFF bytes are NaN in bf16, fp16, fp32 and OCP e4m3. Integers get a value that is no valid index, row or length.
 _FLOAT_POISON = 0xFF
 INTEGER_POISON = 0x7B
+# From this size on a storage is reserved address space, most of which is never touched.
+VAST_BYTES = 1 << 30
+_APART_BYTES = 1 << 20
+_NO_RESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000)
 
 T = TypeVar("T")
 
@@ -49,9 +58,72 @@ def guarded(
         strides.insert(0, step)
         gap = padded[position - 1] if position > 0 else 0
         step = step * max(1, shape[position]) + gap
-    extent = step * dtype.itemsize
-    storage = torch.full((lead + extent + GUARD_BYTES,), fill, dtype=torch.uint8)
-    return as_view(storage, dtype, shape, strides, lead)
+    size = lead + step * dtype.itemsize + GUARD_BYTES
+    if size <= VAST_BYTES:
+        storage = torch.full((size,), fill, dtype=torch.uint8)
+        return as_view(storage, dtype, shape, strides, lead)
+    storage = _reserved(size)
+    view = as_view(storage, dtype, shape, strides, lead)
+    for island in _islands(view):
+        storage[island.low : island.high] = fill
+    return view
+
+
+def far_gap(rows: int, row_elements: int, limit: int = 1 << 31) -> int:
+    """Unused elements after each of `rows` rows, so that the last row starts `limit` elements or more behind the first.
+
+    The pitch itself stays below `limit`: a kernel is handed a 32-bit stride, and only its product with the row number
+    needs more. Raises ValueError for fewer than three rows, whose pitch would not.
+    """
+    if rows < 3:
+        raise ValueError(f"rows={rows}: should be 3 or more, so that the pitch stays below {limit}")
+    pitch = -(-limit // (rows - 1))
+    return -(-pitch // 64) * 64 - row_elements
+
+
+def is_vast(tensor: torch.Tensor) -> bool:
+    """Whether the storage behind `tensor` is mostly untouched address space."""
+    return bool(tensor.untyped_storage().nbytes() > VAST_BYTES)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Island:
+    """A run of a vast storage that is in use: bytes `low` to `high`, guards included; the elements start at `start`."""
+
+    low: int
+    high: int
+    start: int
+
+
+def _reserved(size: int) -> torch.Tensor:
+    """Flat uint8 zeros that cost memory only where they are written."""
+    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _NO_RESERVE
+    return torch.frombuffer(mmap.mmap(-1, size, flags=flags), dtype=torch.uint8)
+
+
+def _near(tensor: torch.Tensor) -> tuple[list[int], list[int]]:
+    """Dimensions whose elements lie far apart, and the others."""
+    apart = [d for d in range(tensor.ndim) if tensor.stride(d) * tensor.element_size() >= _APART_BYTES]
+    return apart, [d for d in range(tensor.ndim) if d not in apart]
+
+
+def _islands(tensor: torch.Tensor) -> list[_Island]:
+    """The parts of a vast storage that hold elements of `tensor`, with the guard bytes next to them."""
+    size = tensor.element_size()
+    apart, near = _near(tensor)
+    extent = (1 + sum((tensor.shape[d] - 1) * tensor.stride(d) for d in near)) * size if tensor.numel() else 0
+    total = tensor.untyped_storage().nbytes()
+    found = []
+    for index in itertools.product(*(range(tensor.shape[d]) for d in apart)):
+        away = sum(i * tensor.stride(d) for i, d in zip(index, apart, strict=True))
+        start = (int(tensor.storage_offset()) + away) * size
+        found.append(_Island(max(0, start - GUARD_BYTES), min(total, start + extent + GUARD_BYTES), start))
+    found.sort(key=lambda island: island.low)
+    if any(one.high > two.low for one, two in itertools.pairwise(found)):
+        raise ValueError(
+            f"shape {tuple(tensor.shape)}, strides {tensor.stride()}: rows of a vast tensor must not touch"
+        )
+    return found
 
 
 def as_view(
@@ -80,20 +152,37 @@ def storage_bytes(tensor: torch.Tensor) -> torch.Tensor:
 
 def owned_bytes(tensor: torch.Tensor) -> torch.Tensor:
     """bool over the storage of `tensor`: True at the bytes of its elements."""
-    owned = torch.zeros(storage_bytes(tensor).numel(), dtype=torch.bool)
+    return _owned(tensor, list(range(tensor.ndim)), storage_bytes(tensor).numel(), int(tensor.storage_offset()))
+
+
+def _owned(tensor: torch.Tensor, dimensions: Sequence[int], count: int, offset: int) -> torch.Tensor:
+    """bool over `count` bytes: True at the elements along `dimensions` whose first one is number `offset`."""
+    owned = torch.zeros(count, dtype=torch.bool)
     size = tensor.element_size()
-    owned.as_strided(
-        (*tensor.shape, size), (*(stride * size for stride in tensor.stride()), 1), tensor.storage_offset() * size
-    ).fill_(True)
+    shape = [tensor.shape[d] for d in dimensions]
+    strides = [tensor.stride(d) * size for d in dimensions]
+    owned.as_strided((*shape, size), (*strides, 1), offset * size).fill_(True)
     return owned
 
 
 def moved(tensor: torch.Tensor, device: torch.device | str) -> torch.Tensor:
     """The same view of a fresh copy of the whole storage on `device`: guards, gaps and strides travel along."""
-    flat = storage_bytes(tensor).to(device, copy=True)
+    vast = is_vast(tensor)
+    flat = _moved_islands(tensor, torch.device(device)) if vast else storage_bytes(tensor).to(device, copy=True)
     return as_view(
         flat, tensor.dtype, tensor.shape, tensor.stride(), int(tensor.storage_offset()) * tensor.element_size()
     )
+
+
+def _moved_islands(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
+    old = storage_bytes(tensor)
+    if device.type == "cpu":
+        new = _reserved(old.numel())
+    else:
+        new = torch.full((old.numel(),), poison_byte(tensor.dtype), dtype=torch.uint8, device=device)
+    for island in _islands(tensor):
+        new[island.low : island.high] = old[island.low : island.high].to(device)
+    return new
 
 
 def map_tensors(value: T, change: Callable[[torch.Tensor], torch.Tensor]) -> T:
@@ -142,15 +231,30 @@ def trespasses(before: object, after: object, writable: Sequence[str]) -> list[s
     """
     sentences = []
     for (path, old), (_, new) in zip(named_tensors(before), named_tensors(after), strict=True):
-        old_bytes, new_bytes = storage_bytes(old), storage_bytes(new).cpu()
-        changed = old_bytes != new_bytes
-        if path in writable:
-            changed &= ~owned_bytes(old)
-        spots = changed.nonzero()
-        if spots.numel():
-            first = int(spots[0]) - old.storage_offset() * old.element_size()
+        spots = _changed(old, new, elements_too=path not in writable)
+        if spots:
+            first = spots[0] - old.storage_offset() * old.element_size()
             where = "outside its elements" if path in writable else "though it is an input"
             sentences.append(
-                f"{path}: {spots.numel()} bytes were written {where}, the first at byte {first} from its first element"
+                f"{path}: {len(spots)} bytes were written {where}, the first at byte {first} from its first element"
             )
     return sentences
+
+
+def _changed(old: torch.Tensor, new: torch.Tensor, elements_too: bool) -> list[int]:
+    """The bytes of the storage that differ, at elements only where `elements_too`; of a vast one those in use."""
+    old_bytes, new_bytes = storage_bytes(old), storage_bytes(new)
+    if not is_vast(old):
+        changed = old_bytes != new_bytes.cpu()
+        if not elements_too:
+            changed &= ~owned_bytes(old)
+        return [int(spot) for spot in changed.nonzero()]
+    found = []
+    _, near = _near(old)
+    for island in _islands(old):
+        changed = old_bytes[island.low : island.high] != new_bytes[island.low : island.high].cpu()
+        if not elements_too:
+            inner = _owned(old, near, 2 * GUARD_BYTES + island.high - island.start, 0)
+            changed[island.start - island.low :] &= ~inner[: island.high - island.start]
+        found += [island.low + int(spot) for spot in changed.nonzero()]
+    return found

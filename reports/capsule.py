@@ -15,7 +15,7 @@ from safetensors.torch import save_file
 
 from cases import op_module
 from cases.case import CaseError, parse
-from cases.memory import as_view, map_tensors, named_tensors, storage_bytes
+from cases.memory import as_view, is_vast, map_tensors, named_tensors, storage_bytes
 from reports.execute import Trial
 from reports.record import Record
 
@@ -50,6 +50,11 @@ def write_capsule(path: Path, trial: Trial) -> Path:
         raise CapsuleError(f"{path}: exists already; a capsule is never overwritten")
     if trial.inputs is None:
         raise CapsuleError(f"{trial.record.case}: {trial.record.status}, so there are no inputs to keep")
+    vast = [name for name, tensor in named_tensors(trial.inputs) if is_vast(tensor)]
+    if vast:
+        raise CapsuleError(
+            f"{trial.record.case}: {vast[0]} spans gigabytes and is not kept; the case id builds it anywhere"
+        )
     views = {
         name: View(
             dtype=str(tensor.dtype).removeprefix("torch."),

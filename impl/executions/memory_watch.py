@@ -22,6 +22,8 @@ Array = np.ndarray[Any, Any]
 Program = tuple[int, int, int]
 
 _FNUZ = ("fp8e4b8", "fp8e5b16")
+# Elements of one page of the map of writers.
+_PAGE = 1 << 16
 
 
 class MemoryViolation(KernelFault):
@@ -46,24 +48,53 @@ class MemoryViolation(KernelFault):
 
 
 class _Writers:
-    """Which program wrote what of one segment in this launch; programs count from 1."""
+    """Which program wrote what of one segment in this launch; programs count from 1.
+
+    Kept page by page, so that a launch that writes little of a vast segment costs little.
+    """
 
     def __init__(self, segment: Segment, grain: int) -> None:
         self.low = segment.low
         self.grain = grain
-        self.numbers = np.zeros(-(-(segment.high - segment.low) // grain), np.int32)
+        self.pages: dict[int, Array] = {}
 
     def claim(self, addresses: Array, width: int, program: int) -> Array:
         """For each address the other program that wrote there before, or 0; now they all belong to ``program``."""
         offsets = addresses - self.low
         if self.grain > 1 and (width != self.grain or np.any(offsets % self.grain)):
             # Elements of another size or alignment: from here on every byte is watched by itself.
-            self.numbers, self.grain = np.repeat(self.numbers, self.grain), 1
+            self._refine()
         places = offsets // width if self.grain == width else offsets[:, None] + np.arange(width)
-        before: Array = self.numbers[places]
-        self.numbers[places] = program
+        before = self._swap(places, program)
         before[before == program] = 0
         return before if before.ndim == 1 else np.asarray(before.max(axis=1))
+
+    def _refine(self) -> None:
+        pages, grain, self.pages, self.grain = self.pages, self.grain, {}, 1
+        for number, page in pages.items():
+            for part, finer in enumerate(np.split(np.repeat(page, grain), grain)):
+                self.pages[number * grain + part] = finer
+
+    def _swap(self, places: Array, program: int) -> Array:
+        if not places.size:
+            return np.zeros(places.shape, np.int32)
+        first, last = int(places.min()) // _PAGE, int(places.max()) // _PAGE
+        if first == last:
+            return self._swap_in(first, places - first * _PAGE, program)
+        before = np.zeros(places.shape, np.int32)
+        numbers = places // _PAGE
+        for number in np.unique(numbers).tolist():
+            here = numbers == number
+            before[here] = self._swap_in(number, places[here] - number * _PAGE, program)
+        return before
+
+    def _swap_in(self, number: int, places: Array, program: int) -> Array:
+        page = self.pages.get(number)
+        if page is None:
+            page = self.pages[number] = np.zeros(_PAGE, np.int32)
+        before: Array = page[places]
+        page[places] = program
+        return before
 
 
 class _Launch:

@@ -11,8 +11,11 @@ from cases.case import case_type
 from cases.memory import (
     GUARD_BYTES,
     INTEGER_POISON,
+    as_view,
+    far_gap,
     guarded,
     guarded_copy,
+    is_vast,
     map_tensors,
     moved,
     named_tensors,
@@ -202,3 +205,48 @@ def test_writable_names_tensors_that_lie_in_guards_of_their_own(op: str) -> None
         assert int(owned[0]) >= GUARD_BYTES
         others = [storage_bytes(tensor).data_ptr() for other, tensor in tensors.items() if other != name]
         assert storage_bytes(tensors[name]).data_ptr() not in others
+
+
+def vast(rows: int = 3, width: int = 64) -> torch.Tensor:
+    view = guarded((rows, width), torch.bfloat16, gaps=(far_gap(rows, width),))
+    view.copy_(torch.arange(rows * width).reshape(rows, width))
+    return view
+
+
+def test_the_last_of_far_rows_starts_beyond_32_bits_and_the_pitch_does_not() -> None:
+    view = vast()
+    assert view.stride(0) < 2**31 <= 2 * view.stride(0)
+    assert is_vast(view)
+
+
+def test_two_rows_cannot_be_far_apart() -> None:
+    with pytest.raises(ValueError, match="should be 3 or more"):
+        far_gap(2, 64)
+
+
+def test_a_vast_tensor_moves_with_its_rows_and_the_guards_next_to_them() -> None:
+    view = vast()
+    copy = moved(view, "cpu")
+    assert copy.data_ptr() != view.data_ptr()
+    assert torch.equal(copy, view)
+    assert copy.stride() == view.stride()
+    behind = as_view(storage_bytes(copy), torch.bfloat16, (3, 8), copy.stride(), 256 + 128)
+    assert behind.isnan().all()
+
+
+@pytest.mark.parametrize("byte", [-1, 128, 128 + 255])
+def test_a_byte_next_to_a_far_row_is_guarded(byte: int) -> None:
+    before = Part(rows=vast())
+    after = on_device(before, "cpu")
+    storage = storage_bytes(after.rows)
+    storage[256 + 2 * after.rows.stride(0) * 2 + byte] = 1
+    (sentence,) = trespasses(before, after, writable=("rows",))
+    assert f"the first at byte {2 * after.rows.stride(0) * 2 + byte} " in sentence
+
+
+def test_the_elements_of_far_rows_may_change_where_they_are_written_to_only() -> None:
+    before = Part(rows=vast())
+    after = on_device(before, "cpu")
+    after.rows[2, 5] = 7.0
+    assert trespasses(before, after, writable=("rows",)) == []
+    assert len(trespasses(before, after, writable=())) == 1
