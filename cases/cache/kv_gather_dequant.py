@@ -58,13 +58,13 @@ class GatherCase(Case):
     """The axes of the gather.
 
     requests: rows of the batch. length: tokens of the longest request. lengths: `full` all that long, `ragged` any
-    length from 0, `empty_between` every other one empty. gather: `all` without gather_lens, `whole` with them equal
-    to the lengths, `window` the last few tokens, `mixed` none, some or all. block_stride: `page` the smallest legal
-    one, `padded` a page more, `odd` two bytes more. table: `narrowed` is a view of a wider table, `shared` requests
-    share their first block. hint: the launch hint absent, exact, far too small or too large. out_layout: `strided`
-    leaves gaps after rows and requests. values: `extreme_scales` the whole range that is exact; `nan_codes` some
-    codes are NaN; `lanes` a number that names the lane and its group. Records that nobody may read hold NaN codes
-    and scale 255.
+    length from 0, `empty_between` every other one empty. gather: `all` without gather_lens, `whole` with them equal to
+    the lengths, `window` the last few tokens, `mixed` none, some or all. block_stride: `page` the smallest legal one,
+    `padded` a page more, `odd` two bytes more, `far` the last block 2^31 bytes behind the first. table: `narrowed` is
+    a view of a wider table, `shared` requests share their first block. hint: the launch hint absent, exact, far too
+    small or too large. out_layout: `strided` leaves gaps after rows and requests. values: `extreme_scales` the whole
+    range that is exact; `nan_codes` some codes are NaN; `lanes` a number that names the lane and its group. Records
+    that nobody may read hold NaN codes and scale 255.
     """
 
     op: ClassVar[str] = "cache.kv_gather_dequant"
@@ -75,7 +75,7 @@ class GatherCase(Case):
     gather: Literal["all", "whole", "window", "mixed"] = "window"
     offset: int = 3
     block_size: int = 64
-    block_stride: Literal["page", "padded", "odd"] = "page"
+    block_stride: Literal["page", "padded", "odd", "far"] = "page"
     encoding: Literal["float8_e4m3fn", "float8_e4m3fnuz"] = "float8_e4m3fn"
     table: Literal["exact", "narrowed", "shared"] = "exact"
     hint: Literal["absent", "exact", "small", "large"] = "absent"
@@ -104,16 +104,20 @@ NIGHTLY: Mapping[str, tuple[Axis, ...]] = {"length": (1, 7, 65, 300, 1500), "req
 
 RANDOM_CASES = 20
 
-REGRESSIONS: tuple[str, ...] = tuple(
-    f"cache.kv_gather_dequant:requests={requests},length={length},lengths={lengths},gather={gather},offset={offset},"
-    f"block_size={block_size},block_stride=padded,encoding={encoding},table={table},hint=absent,out_layout=strided,"
-    f"values={values},seed=0"
-    for requests, length, lengths, gather, offset, block_size, encoding, table, values in (
-        (3, 65, "ragged", "window", 128, 4, "float8_e4m3fn", "exact", "lanes"),
-        (2, 65, "full", "all", 0, 5, "float8_e4m3fnuz", "exact", "all_codes"),
-        (2, 7, "full", "all", 3, 2, "float8_e4m3fn", "narrowed", "randn"),
-        (1, 65, "full", "whole", 0, 64, "float8_e4m3fn", "exact", "nan_codes"),
-    )
+REGRESSIONS: tuple[str, ...] = (
+    *(
+        f"cache.kv_gather_dequant:requests={requests},length={length},lengths={lengths},gather={gather},offset={offset},"
+        f"block_size={block_size},block_stride=padded,encoding={encoding},table={table},hint=absent,out_layout=strided,"
+        f"values={values},seed=0"
+        for requests, length, lengths, gather, offset, block_size, encoding, table, values in (
+            (3, 65, "ragged", "window", 128, 4, "float8_e4m3fn", "exact", "lanes"),
+            (2, 65, "full", "all", 0, 5, "float8_e4m3fnuz", "exact", "all_codes"),
+            (2, 7, "full", "all", 3, 2, "float8_e4m3fn", "narrowed", "randn"),
+            (1, 65, "full", "whole", 0, 64, "float8_e4m3fn", "exact", "nan_codes"),
+        )
+    ),
+    # The last block lies more than 2^31 bytes behind the first.
+    GatherCase(requests=2, lengths="full", gather="all", offset=0, block_size=5, block_stride="far").id,
 )
 
 
@@ -195,7 +199,7 @@ def _gathers(case: GatherCase, draw: Draw, lengths: torch.Tensor) -> torch.Tenso
 def _cache(case: GatherCase, draw: Draw, blocks: int, used: torch.Tensor) -> torch.Tensor:
     """Drawn records in the used blocks; elsewhere, and in the guards, NaN codes, which are infinite scales too."""
     size = case.block_size
-    stride = block_stride_bytes(size, case.block_stride)
+    stride = block_stride_bytes(size, case.block_stride, blocks)
     poison = 0x80 if case.encoding == "float8_e4m3fnuz" else 0xFF
     cache = guarded((blocks, size, RECORD), torch.uint8, gaps=(stride - size * RECORD, 0), fill=poison)
     codes = cache.as_strided((blocks, size, DATA_BYTES), (stride, DATA_BYTES, 1), int(cache.storage_offset()))

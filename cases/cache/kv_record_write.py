@@ -14,7 +14,7 @@ from jaxtyping import BFloat16, Int64, UInt8
 
 from cases.case import Axis, Case, outside
 from cases.draw import Draw
-from cases.memory import GUARD_BYTES, guarded, guarded_copy
+from cases.memory import GUARD_BYTES, far_gap, guarded, guarded_copy
 
 Encoding = Literal["float8_e4m3fn", "float8_e4m3fnuz"]
 
@@ -54,11 +54,12 @@ class WriteCase(Case):
     """The axes of the record writer.
 
     tokens: slots. padding_rows: rows of k beyond them. block_size: records a page. block_stride: `page` the smallest
-    legal one, `padded` a page more, `odd` two bytes more. slots: `dense` one after another, `scattered` anywhere,
-    `skipped` some -1, `negative` some other negative numbers, `all_skipped` -1 only. k_layout: `strided` leaves gaps
-    between the rows. values: `amax_edge` groups whose largest magnitude is the format's limit times a power of two, or
-    a bfloat16 neighbour of it; `negative_zero` zeros of both signs; `wide` any finite number, with NaN in the RoPE
-    lanes; `huge` near the largest finite number; `floor` round 1e-4; `ties` middles between codes.
+    legal one, `padded` a page more, `odd` two bytes more, `far` the last block 2^31 bytes behind the first. slots:
+    `dense` one after another, `scattered` anywhere, `skipped` some -1, `negative` some other negative numbers,
+    `all_skipped` -1 only. k_layout: `strided` leaves gaps between the rows. values: `amax_edge` groups whose largest
+    magnitude is the format's limit times a power of two, or a bfloat16 neighbour of it; `negative_zero` zeros of both
+    signs; `wide` any finite number, with NaN in the RoPE lanes; `huge` near the largest finite number; `floor` round
+    1e-4; `ties` middles between codes.
     """
 
     op: ClassVar[str] = "cache.kv_record_write"
@@ -66,7 +67,7 @@ class WriteCase(Case):
     tokens: int = 7
     padding_rows: int = 3
     block_size: int = 64
-    block_stride: Literal["page", "padded", "odd"] = "page"
+    block_stride: Literal["page", "padded", "odd", "far"] = "page"
     encoding: Literal["float8_e4m3fn", "float8_e4m3fnuz"] = "float8_e4m3fn"
     slots: Literal["dense", "scattered", "skipped", "negative", "all_skipped"] = "scattered"
     k_layout: Literal["contiguous", "strided"] = "contiguous"
@@ -94,16 +95,20 @@ NIGHTLY: Mapping[str, tuple[Axis, ...]] = {"tokens": (0, 1, 7, 33, 257, 1024), "
 
 RANDOM_CASES = 20
 
-REGRESSIONS: tuple[str, ...] = tuple(
-    f"cache.kv_record_write:tokens={tokens},padding_rows=3,block_size={block_size},block_stride=padded,"
-    f"encoding={encoding},slots={slots},k_layout=contiguous,values={values},seed=0"
-    for tokens, block_size, encoding, slots, values in (
-        (7, 4, "float8_e4m3fn", "scattered", "zeros"),
-        (33, 5, "float8_e4m3fn", "scattered", "amax_edge"),
-        (33, 4, "float8_e4m3fnuz", "scattered", "amax_edge"),
-        (7, 64, "float8_e4m3fnuz", "scattered", "negative_zero"),
-        (7, 4, "float8_e4m3fn", "negative", "randn"),
-    )
+REGRESSIONS: tuple[str, ...] = (
+    *(
+        f"cache.kv_record_write:tokens={tokens},padding_rows=3,block_size={block_size},block_stride=padded,"
+        f"encoding={encoding},slots={slots},k_layout=contiguous,values={values},seed=0"
+        for tokens, block_size, encoding, slots, values in (
+            (7, 4, "float8_e4m3fn", "scattered", "zeros"),
+            (33, 5, "float8_e4m3fn", "scattered", "amax_edge"),
+            (33, 4, "float8_e4m3fnuz", "scattered", "amax_edge"),
+            (7, 64, "float8_e4m3fnuz", "scattered", "negative_zero"),
+            (7, 4, "float8_e4m3fn", "negative", "randn"),
+        )
+    ),
+    # The last block lies more than 2^31 bytes behind the first.
+    WriteCase(tokens=33, padding_rows=0, block_size=5, block_stride="far").id,
 )
 
 
@@ -115,6 +120,10 @@ def forbid(case: WriteCase) -> list[str]:
     reasons = outside(case, _BOUNDS)
     if case.tokens == 0 and case.slots not in ("scattered", "dense"):
         reasons.append(f"slots={case.slots}: should be scattered or dense where there are no tokens")
+    if case.block_stride == "far" and case.slots == "negative":
+        reasons.append("block_stride=far: no guard bytes before the cache catch slots=negative")
+    if case.block_stride == "far" and case.tokens == 0:
+        reasons.append("block_stride=far: needs a token")
     if case.slots == "all_skipped" and case.values != "randn":
         reasons.append(f"values={case.values}: should be randn where nothing is written")
     return reasons
@@ -125,8 +134,13 @@ def heavy(case: WriteCase) -> bool:
     return case.tokens > 100
 
 
-def block_stride_bytes(block_size: int, kind: str) -> int:
-    """The bytes from one page to the next: a multiple of 576, a page more, or two bytes more."""
+def block_stride_bytes(block_size: int, kind: str, blocks: int = 0) -> int:
+    """The bytes from one page to the next: a multiple of 576, a page more, or two bytes more.
+
+    `far` puts the last of `blocks` pages, three or more, 2^31 bytes behind the first.
+    """
+    if kind == "far":
+        return block_size * RECORD + far_gap(blocks, block_size * RECORD)
     page = -(-block_size * RECORD // DATA_BYTES) * DATA_BYTES
     return page + {"page": 0, "padded": page, "odd": 2}[kind]
 
@@ -139,8 +153,9 @@ def build(case: WriteCase) -> Inputs:
     """
     draw = Draw(case.seed, case.op)
     blocks = -(-case.tokens // case.block_size) + 2
-    stride = block_stride_bytes(case.block_size, case.block_stride)
-    lead = GUARD_BYTES + -(-3 * stride // GUARD_BYTES) * GUARD_BYTES
+    stride = block_stride_bytes(case.block_size, case.block_stride, blocks)
+    before = 0 if case.block_stride == "far" else 3 * stride
+    lead = GUARD_BYTES + -(-before // GUARD_BYTES) * GUARD_BYTES
     cache = guarded(
         (blocks, case.block_size, RECORD), torch.uint8, gaps=(stride - case.block_size * RECORD, 0), lead=lead
     )

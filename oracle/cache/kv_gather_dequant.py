@@ -163,6 +163,7 @@ class _Reader:
     scrub: bool = False
     bias: int = 127
     other_encoding: bool = False
+    narrow_offsets: bool = False
 
 
 def _read(inputs: Inputs, slots: torch.Tensor, reader: _Reader) -> torch.Tensor:
@@ -171,7 +172,10 @@ def _read(inputs: Inputs, slots: torch.Tensor, reader: _Reader) -> torch.Tensor:
     block_size = inputs.cache.shape[1]
     stride = RECORD_BYTES * block_size if reader.unpadded_blocks else inputs.cache.stride(0)
     place = slots % block_size
-    page = int(inputs.cache.storage_offset()) + slots // block_size * stride
+    away = slots // block_size * stride
+    if reader.narrow_offsets:
+        away = (away + (1 << 31)) % (1 << 32) - (1 << 31)
+    page = int(inputs.cache.storage_offset()) + away
     scale_base = page + DATA_BYTES * block_size + place * reader.scale_pitch
     if reader.scales_behind_data:
         scale_base = page + place * DATA_BYTES + DATA_BYTES
@@ -314,6 +318,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant("rope-as-float16", "the RoPE lanes were read as float16", _read_as(_Reader(float16=True))),
     Mutant("scale-bias-128", "the scale's bias were 128", _read_as(_Reader(bias=128))),
     Mutant("nan-scrubbed", "NaN codes were cleaned to 0", _read_as(_Reader(scrub=True))),
+    Mutant("offsets-of-32-bits", "block offsets wrapped at 2^31 bytes", _read_as(_Reader(narrow_offsets=True))),
     Mutant("gathered-from-the-start", "the first tokens were gathered instead of the last", _from_start),
     Mutant("offset-ignored", "rows were written from row 0 on", _offset_ignored),
     Mutant("gather-lens-ignored", "the whole sequence were gathered", _gather_ignored),

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from cases.cache.kv_record_write import Inputs, Outputs
-from cases.memory import guarded, moved, owned_bytes, storage_bytes
+from cases.memory import guarded, guarded_copy, is_vast, moved, owned_bytes, storage_bytes
 from cases.precision import Precision
 from oracle.cache import records
 from oracle.cache.records import DATA_BYTES, GROUPS, NOPE_LANES, RECORD_BYTES, SCALE_BYTES
@@ -148,6 +148,12 @@ def _placed(inputs: Inputs, parts: _Bytes, layout: _Layout | None = None, slots:
     Bytes that fall outside the cache's elements are lost.
     """
     layout = layout or _Layout()
+    if is_vast(inputs.cache):
+        # The same fault on pages that lie together, carried over to where they lie.
+        near = _placed(dataclasses.replace(inputs, cache=guarded_copy(inputs.cache)), parts, layout, slots)
+        cache = moved(inputs.cache, inputs.cache.device)
+        cache.copy_(near.cache)
+        return Outputs(cache)
     cache = moved(inputs.cache, inputs.cache.device)
     block_size = cache.shape[1]
     stride = RECORD_BYTES * block_size if layout.unpadded_blocks else cache.stride(0)
@@ -281,6 +287,15 @@ def _rows_from_the_end(inputs: Inputs) -> Outputs | None:
     return _placed(inputs, _right_bytes(dataclasses.replace(inputs, k=inputs.k[inputs.k.shape[0] - tokens :])))
 
 
+def _offsets_of_32_bits(inputs: Inputs) -> Outputs | None:
+    """Records whose block starts beyond 2^31 bytes land in front of the cache."""
+    block = inputs.slots // inputs.cache.shape[1]
+    lost = block * inputs.cache.stride(0) >= 1 << 31
+    if not lost.any():
+        return None
+    return _placed(inputs, _right_bytes(inputs), slots=torch.where(lost, -1, inputs.slots))
+
+
 def _other_encoding(inputs: Inputs) -> Outputs:
     other: numbers.Encoding = "float8_e4m3fn" if inputs.encoding == "float8_e4m3fnuz" else "float8_e4m3fnuz"
     return _placed(inputs, _quantised(inputs, encoding=other))
@@ -355,6 +370,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant("pad-byte-left", "the unused scale byte were not cleared", _pad_byte_left),
     Mutant("negative-slots-wrap", "negative slots counted from the end of the cache", _negative_slots_wrap),
+    Mutant("offsets-of-32-bits", "block offsets wrapped at 2^31 bytes", _offsets_of_32_bits),
     Mutant("rows-from-the-end", "the last rows of k were used, padding included", _rows_from_the_end),
 )
 
