@@ -137,11 +137,29 @@ def erf(values: Array) -> Array:
 
 def _divide_integers(lhs: Array, rhs: Array) -> Array:
     """Quotient truncated toward zero, as in C."""
+    if lhs.size and not rhs.all():
+        return _where_nothing_divides(rhs, _divide_integers(lhs, _ones_for_zeros(rhs)))
     if lhs.dtype.kind == "u" or (lhs.size and lhs.min() >= 0 and rhs.min() > 0):
         return np.floor_divide(lhs, rhs)
     quotient: Array = np.floor_divide(lhs, rhs)
     inexact = quotient * rhs != lhs
     return np.asarray(quotient + (inexact & ((lhs < 0) != (rhs < 0))))
+
+
+def _remainder_of_integers(lhs: Array, rhs: Array) -> Array:
+    """What a division toward zero leaves."""
+    if lhs.size and not rhs.all():
+        return _where_nothing_divides(rhs, np.fmod(lhs, _ones_for_zeros(rhs)))
+    return np.asarray(np.fmod(lhs, rhs))
+
+
+def _ones_for_zeros(divisors: Array) -> Array:
+    return np.where(divisors == 0, divisors.dtype.type(1), divisors)
+
+
+def _where_nothing_divides(divisors: Array, results: Array) -> Array:
+    """Every bit set where the divisor is 0: no machine promises anything, an H200 gives this for int32, and none gives 0."""
+    return np.where(divisors == 0, np.bitwise_not(divisors.dtype.type(0)), results)
 
 
 def _fused_multiply_add(x: Array, y: Array, z: Array) -> Array:
@@ -211,7 +229,8 @@ class Builder(stock.InterpreterBuilder):  # type: ignore[misc]
     create_fsub = create_sub = _binary(np.subtract)
     create_fmul = create_mul = _binary(np.multiply)
     create_fdiv = create_precise_divf = create_approx_divf = _binary(np.divide)
-    create_frem = create_srem = create_urem = _binary(np.fmod)
+    create_frem = _binary(np.fmod)
+    create_srem = create_urem = _binary(_remainder_of_integers)
     create_sdiv = create_udiv = create_idiv = _binary(_divide_integers)
     create_shl = _binary(np.left_shift)
     create_minsi = create_minui = create_minimumf = _binary(np.minimum)

@@ -150,7 +150,7 @@ class Rewriter(ast.NodeTransformer):
 
 
 class FunctionRewriter(stock.FunctionRewriter):  # type: ignore[misc]
-    """Compiles a kernel's rewritten source into its own module's namespace."""
+    """Compiles a kernel's rewritten source into its own module's namespace, and that of the function round it."""
 
     ast_transformer = Rewriter()
 
@@ -159,6 +159,9 @@ class FunctionRewriter(stock.FunctionRewriter):  # type: ignore[misc]
         scope = self.fn.__globals__
         scope.setdefault(_LANGUAGE, _Language)
         scope.setdefault(_OPERATOR, operator)
+        enclosing = inspect.getclosurevars(self.fn).nonlocals
+        if enclosing:
+            scope = {**scope, **enclosing}
         local: dict[str, Any] = {**self.kwargs}
         exec(code, scope, local)
         return local[self.fn.__name__]
