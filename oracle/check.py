@@ -8,6 +8,7 @@ import math
 from typing import Literal
 
 import msgspec
+import numpy as np
 import torch
 
 from oracle.formats.numbers import round_to_bfloat16
@@ -191,12 +192,16 @@ def bounded(
     right = torch.where(finite, settled | ((error == 0) & (total == 0)), same_special)
     # Budget use leaves the last rounding out: what of the error it cannot explain, over what may precede it. An answer that
     # no value in the budget rounds to is out, whatever the ratio says.
-    before = error if rounding is None else (error - half_ulp(value.abs(), rounding)).clamp(min=0)
+    before = error
+    if rounding is not None:
+        rounded = value == _rounded(want, rounding)
+        before = torch.where(rounded, 0.0, (error - half_ulp(value.abs(), rounding)).clamp(min=0))
     use = torch.where(finite & (before > 0), before / budget, 0.0)
     use = torch.nan_to_num(use, nan=OFF_THE_SCALE, posinf=OFF_THE_SCALE).clamp(max=OFF_THE_SCALE)
     use = torch.where(right, use.clamp(max=_JUST_INSIDE), torch.where(finite, use.clamp(min=1.0), OFF_THE_SCALE))
     # Among equals the largest error over everything allowed is shown.
-    shown = torch.where(finite & (total > 0), (error / total).clamp(max=1.0), 0.0) * 2.0**-30
+    # Where a finite number rightly rounds to infinity both are infinite, and a NaN would hide every other element.
+    shown = torch.where(finite & (total > 0), (error / total).clamp(max=1.0), 0.0).nan_to_num(0.0) * 2.0**-30
     place = _place(int((use + shown).flatten().argmax()), want.shape)
     wrong = int((~right).sum())
     allowed, ratio = float(total[place]), float(use[place])
@@ -205,15 +210,20 @@ def bounded(
     return Check(
         output=output, measure="bounded", use=ratio, use_rms=float(use.double().square().mean().sqrt()), wrong=wrong,
         count=want.numel(), where=place, got=spelled(value[place]), want=f"{spelled(want[place])} {margin}",
-        error=_number(float(error[place])), budget=0.0 if known else allowed,
+        error=_number(float(error[place])), budget=0.0 if known else _number(allowed),
         why=f"{why}, {_times(ratio)}; {wrong} of {want.numel()} elements are out",
     )  # fmt: skip
 
 
 def _rounded(value: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    # torch narrows float64 to bfloat16 by way of float32, which rounds twice.
-    narrow = round_to_bfloat16(value) if dtype == torch.bfloat16 else value.to(dtype)
-    return narrow.to(value.dtype)
+    # torch narrows float64 to narrower formats by way of float32, which rounds twice.
+    if dtype == torch.bfloat16:
+        return round_to_bfloat16(value).to(value.dtype)
+    if dtype == torch.float16 and value.dtype == torch.float64:
+        with np.errstate(over="ignore"):
+            narrow = value.cpu().numpy().astype(np.float16)
+        return torch.from_numpy(narrow).to(value.device, value.dtype)
+    return value.to(dtype).to(value.dtype)
 
 
 def _number(value: float) -> float:
