@@ -130,7 +130,7 @@ def tree(tmp_path: Path) -> Path:
 @pytest.fixture
 def any_execution(monkeypatch: pytest.MonkeyPatch) -> None:
     """Lets functions that launch no kernel be loaded for any execution, whatever this process did with triton."""
-    monkeypatch.setattr("impl.sources.vllm._interpreter_mismatch", lambda execution: None)
+    monkeypatch.setattr("impl.sources.vllm.refuse_mismatch", lambda execution: None)
 
 
 def loaded(tree: Path, platform: Platform) -> Loader:

@@ -36,7 +36,7 @@ pytestmark = [
 @pytest.fixture(params=["gfx942", "gfx950", "other"])
 def loader(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Loader:
     # Host functions only: which way their kernels are decorated in this process does not matter.
-    monkeypatch.setattr("impl.sources.vllm._interpreter_mismatch", lambda execution: None)
+    monkeypatch.setattr("impl.sources.vllm.refuse_mismatch", lambda execution: None)
     return load(locate(TREE), Platform(request.param), "hip")
 
 
@@ -59,7 +59,7 @@ def test_host_functions_load_and_answer(loader: Loader) -> None:
 
 
 def test_platforms_share_what_was_parsed_and_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("impl.sources.vllm._interpreter_mismatch", lambda execution: None)
+    monkeypatch.setattr("impl.sources.vllm.refuse_mismatch", lambda execution: None)
     loaders = [load(locate(TREE), Platform("gfx950", units), "hip") for units in (17, 18)]
     first, second = (loader.symbol(SPARSE, "_rocm_sparse_attn_decode_ragged_triton") for loader in loaders)
     assert first is not second
