@@ -79,9 +79,12 @@ def run_name(kind: str) -> str:
 
 @nox.session
 def sweep(session: nox.Session) -> None:
-    """Judge every op on this machine and write the report; arguments go to `mla-oracle sweep`."""
+    """Judge every op on this machine, its laws too, and write the report; arguments go to `mla-oracle sweep`."""
     install(session)
-    sweep_and_report(session, list(session.posargs), "sweep")
+    arguments = list(session.posargs)
+    if not any(argument.partition("=")[0] in ("--resume", "--failed", "--laws") for argument in arguments):
+        arguments.append("--laws")
+    sweep_and_report(session, arguments, "sweep")
 
 
 def sweep_and_report(session: nox.Session, arguments: list[str], kind: str, **how: object) -> None:
@@ -179,5 +182,5 @@ def vllm(session: nox.Session) -> None:
                 archive.extractall(root, [name for name in archive.namelist() if name.endswith(".py")])
             wheel.unlink()
         source = str(root)
-    arguments = list(session.posargs) or ["--op", "sparse_mla.decode", "--impl", "vllm-triton"]
+    arguments = list(session.posargs) or ["--impl", "vllm-*"]
     sweep_and_report(session, ["--vllm", source, *arguments], "vllm", success_codes=[0, 1])

@@ -7,6 +7,7 @@ A storage may be vast: rows so far apart that offsets pass 2^31 (`far_gap`). Its
 rows and the guard bytes next to them are poisoned, copied and looked at.
 """
 
+import contextlib
 import dataclasses
 import itertools
 import mmap
@@ -221,6 +222,17 @@ def named_tensors(value: object, prefix: str = "") -> Iterator[tuple[str, torch.
 def on_device(inputs: T, device: torch.device | str) -> T:
     """A private copy of all inputs on `device`, guard bytes and strides included."""
     return map_tensors(inputs, lambda tensor: moved(tensor, device))
+
+
+@contextlib.contextmanager
+def new_memory_poisoned() -> Iterator[None]:
+    """While open, torch's new tensors hold NaN and the largest integers until they are written: what is left out shows."""
+    before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(before[0], warn_only=before[1])
 
 
 def trespasses(before: object, after: object, writable: Sequence[str]) -> list[str]:

@@ -51,10 +51,14 @@ class Honest:
     """A right answer that rounds at other points than the reference: it must never be failed.
 
     name: what it does differently, in words joined by hyphens.
-    precision: the rounding points that it declares.
+    precision: the rounding points that it declares, or what says them for a call.
     answer: the outputs for these inputs; None when this way of computing cannot serve the call.
     """
 
     name: str
-    precision: Precision
+    precision: Precision | Callable[[Any], Precision]
     answer: Callable[[Any], Any | None]
+
+    def declared(self, inputs: Any) -> Precision:
+        """The rounding points for a call."""
+        return self.precision if isinstance(self.precision, Precision) else self.precision(inputs)

@@ -19,9 +19,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if stranger is not None:
         sys.stderr.write(f"mla-oracle: {stranger}\n")
         return 2
-    code: int = importlib.import_module("reports.subcommands").run(
-        list(sys.argv[1:] if arguments is None else arguments)
-    )
+    try:
+        code: int = importlib.import_module("reports.subcommands").run(
+            list(sys.argv[1:] if arguments is None else arguments)
+        )
+    except KeyboardInterrupt:
+        # Importing takes seconds, and `run` itself is not there yet to say it.
+        sys.stderr.write("mla-oracle: interrupted\n")
+        return 130
     return code
 
 

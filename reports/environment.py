@@ -7,22 +7,25 @@ import importlib.metadata
 import importlib.util
 import platform
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 
 from impl.implementation import Execution
+from impl.sources import aiter as aiter_source
+from impl.sources import vllm as vllm_source
 from impl.sources.source_tree import SourceError
-from impl.sources.vllm import locate
 from reports.record import Environment
 
 # ROCm images ship Triton under other distribution names.
 _TRITON_NAMES = ("triton", "pytorch-triton-rocm", "triton-rocm", "pytorch-triton")
 
 
-def environment(on: Execution, vllm: Path | None = None) -> Environment:
-    """The environment of this process for an execution; `vllm` is the tree that the user pointed at, if any."""
+def environment(on: Execution, vllm: Path | None = None, aiter: Path | None = None) -> Environment:
+    """The environment of this process for an execution; `vllm` and `aiter` are the trees that the user pointed at."""
     device, driver = (_processor(), "") if on == "interpreter" else _device()
     return Environment(
         machine=f"{platform.system()} {platform.machine()}",
@@ -32,8 +35,8 @@ def environment(on: Execution, vllm: Path | None = None) -> Environment:
         numpy=np.__version__,
         device=device,
         driver=driver,
-        vllm=_tree(vllm) if vllm is not None else _first_version("vllm"),
-        aiter=_first_version("amd-aiter", "aiter"),
+        vllm=_tree(vllm, vllm_source.locate) if vllm is not None else _first_version("vllm"),
+        aiter=_tree(aiter, aiter_source.locate) if aiter is not None else _first_version("amd-aiter", "aiter"),
         commit=_commit(Path(__file__).resolve().parent.parent),
     )
 
@@ -93,8 +96,8 @@ def _commit(tree: Path) -> str:
     return commit + ("+" if changed else "")
 
 
-def _tree(path: Path) -> str:
-    """The version that a vLLM tree says it is, its commit if it is a checkout, and where it lies."""
+def _tree(path: Path, locate: Callable[[Path], Any]) -> str:
+    """The version that a source tree says it is, its commit if it is a checkout, and where it lies."""
     try:
         source = locate(path)
     except SourceError:

@@ -10,7 +10,7 @@ import hashlib
 import importlib
 import time
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -19,11 +19,12 @@ import torch
 
 from cases import op_module
 from cases.case import Case
-from cases.memory import map_tensors, named_tensors, on_device, trespasses
+from cases.memory import is_vast, map_tensors, named_tensors, new_memory_poisoned, on_device, trespasses
 from cases.precision import Precision
 from impl.implementation import Execution, Impl, device_of
 from oracle.check import Check, Status, verdict_of
 from oracle.laws import Mutant
+from reports.laws import kept, law_named
 from reports.record import Environment, Record, Seconds
 
 # Begins the reason of an error that is not the suspect's: no verdict was reached, and the run is not to be trusted.
@@ -51,15 +52,22 @@ class _Stop(Exception):
         self.reasons = reasons
 
 
-def execute(case: Case, impl: Impl, execution: Execution, environment: Environment, worker: str = "") -> Record:
-    """Run and judge one case; whatever the suspect or the harness raises becomes a record."""
-    return attempt(case, impl, execution, environment, worker).record
+def execute(
+    case: Case, impl: Impl, execution: Execution, environment: Environment, worker: str = "", law: str = ""
+) -> Record:
+    """Run and judge one case, or one law on it; whatever the suspect or the harness raises becomes a record."""
+    return attempt(case, impl, execution, environment, worker, law=law).record
 
 
 def attempt(
-    case: Case, impl: Impl, execution: Execution, environment: Environment, worker: str = "", inputs: Any = None
-) -> Trial:
-    """`execute`, keeping inputs and outputs; `inputs` stand in for the built ones. KeyboardInterrupt alone passes."""
+    case: Case, impl: Impl, execution: Execution, environment: Environment, worker: str = "", inputs: Any = None,
+    law: str = "",
+) -> Trial:  # fmt: skip
+    """`execute`, keeping inputs and outputs; `inputs` stand in for the built ones. KeyboardInterrupt alone passes.
+
+    With a law, its edited inputs are asked as well, and the two answers are held against each other; the outputs kept
+    are the edited call's.
+    """
     times: dict[str, float] = {}
     status: Status = "error"
     checks: tuple[Check, ...] = ()
@@ -79,18 +87,24 @@ def attempt(
             source = hashlib.sha256(impl.source()).hexdigest()
         with _blame_harness("building the inputs"), _timed(times, "build"):
             inputs = questions.build(case) if inputs is None else inputs
-            used = on_device(inputs, device_of(execution))
+            edit = law_named(case.op, law) if law else None
+            edited = edit.edit(inputs) if edit is not None else None
+            if edit is not None and edited is None:
+                raise _Stop("unsupported", f"the law {law} says nothing about this case")
         with _timed(times, "run"):
-            outputs = _run(impl, used, execution)
-        with _blame_harness("looking at the memory"):
-            touched = trespasses(inputs, used, questions.WRITABLE)
+            outputs = _answer(impl, inputs, execution, questions.WRITABLE)
+            first = outputs
+            if edit is not None:
+                outputs = _answer(impl, edited, execution, questions.WRITABLE)
+        with _blame_harness("looking at the outputs"):
             fingerprint = _fingerprint(outputs)
-        if touched:
-            raise _Stop("memory", *touched)
         with _blame_harness("judging"), _timed(times, "judge"):
-            checks = tuple(oracle.judge(inputs, outputs, precision))
+            if edit is not None:
+                checks = kept(edit, inputs, first, edited, outputs, oracle.judge, precision)
+            else:
+                checks = tuple(oracle.judge(inputs, outputs, precision))
             status = verdict_of(checks)
-        if status == "fail":
+        if status == "fail" and edit is None:
             with _blame_harness("diagnosing"):
                 diagnosis = diagnose(oracle, inputs, outputs)
     except _Stop as stop:
@@ -100,6 +114,7 @@ def attempt(
         op=case.op,
         impl=impl.name,
         on=execution,
+        law=law,
         status=status,
         checks=checks,
         reasons=reasons,
@@ -146,6 +161,22 @@ def _unsupported_interpreter(impl: Impl, execution: Execution) -> list[str]:
     return reasons
 
 
+def _answer(impl: Impl, inputs: Any, execution: Execution, writable: Sequence[str]) -> Any:
+    """The suspect's outputs for a private copy of the inputs; ends the trial as `memory` when others were written."""
+    with _blame_harness("moving the inputs"):
+        used = on_device(inputs, device_of(execution))
+    outputs = _run(impl, used, execution)
+    with _blame_harness("looking at the memory"):
+        touched = trespasses(inputs, used, writable)
+        if execution != "interpreter" and any(is_vast(tensor) for _, tensor in named_tensors(inputs)):
+            # The allocator would keep the gigabytes of this case from the other workers of the device.
+            del used
+            torch.cuda.empty_cache()
+    if touched:
+        raise _Stop("memory", *touched)
+    return outputs
+
+
 def _run(impl: Impl, used: Any, execution: Execution) -> Any:
     """The suspect's outputs on the CPU; whatever it raises ends the trial as `memory` or `error`."""
     violation: type[Exception] | None = None
@@ -156,7 +187,7 @@ def _run(impl: Impl, used: Any, execution: Execution) -> Any:
             memory_watch = importlib.import_module("impl.executions.memory_watch")
             violation, watched = memory_watch.MemoryViolation, memory_watch.watch()
     try:
-        with watched:
+        with watched, new_memory_poisoned():
             outputs = impl.run(used)
             if execution != "interpreter":
                 torch.cuda.synchronize()
@@ -211,13 +242,20 @@ def _fingerprint(outputs: Any) -> str:
 def diagnose(oracle: ModuleType, inputs: Any, outputs: Any) -> tuple[str, ...]:
     """Which named wrong answers a failing output equals, or else comes closest to; bounded in time.
 
+    Where the op's oracle has `meaning(outputs)`, only what it keeps of an answer is compared.
+
     "as if ..." for the mutants whose answer is the output bit for bit; else "closest to: as if ..." for the one that
     lies at least four times nearer than the reference.
     """
     began = time.monotonic()
     mutants: tuple[Mutant, ...] = oracle.MUTANTS
-    reference = dict(named_tensors(oracle.reference(inputs)))
-    got = dict(named_tensors(outputs))
+    meaning = getattr(oracle, "meaning", lambda answer: answer)
+    reference = dict(named_tensors(meaning(oracle.reference(inputs))))
+    try:
+        got = dict(named_tensors(meaning(outputs)))
+    except (AttributeError, IndexError, RuntimeError, TypeError, ValueError):
+        # An answer too malformed to say what means something in it.
+        got = dict(named_tensors(outputs))
     same: list[str] = []
     nearest: tuple[float, str] | None = None
     tried = 0
@@ -225,10 +263,14 @@ def diagnose(oracle: ModuleType, inputs: Any, outputs: Any) -> tuple[str, ...]:
         if time.monotonic() - began > _DIAGNOSIS_SECONDS:
             break
         tried += 1
-        answer = mutant.answer(inputs)
+        try:
+            answer = mutant.answer(inputs)
+            wrong = {} if answer is None else dict(named_tensors(meaning(answer)))
+        except Exception:
+            # A diagnosis is a help; what is wrong with a mutant is found by the tests, not by a user's failing kernel.
+            continue
         if answer is None:
             continue
-        wrong = dict(named_tensors(answer))
         if got.keys() == wrong.keys() and all(_identical(got[name], wrong[name]) for name in got):
             same.append(f"as if {mutant.pitfall} ({mutant.name})")
             continue

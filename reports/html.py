@@ -286,7 +286,8 @@ class Spelling:
 def replay_line(record: Record) -> str:
     """The shell line that runs the record's case again."""
     quoted = "'" + record.case.replace("'", "'\\''") + "'"
-    return f"mla-oracle replay {quoted} --impl {shlex.quote(record.impl)} --on {shlex.quote(record.on)}"
+    law = f" --law {shlex.quote(record.law)}" if record.law else ""
+    return f"mla-oracle replay {quoted} --impl {shlex.quote(record.impl)} --on {shlex.quote(record.on)}{law}"
 
 
 def _sentences(record: Record) -> tuple[str, ...]:

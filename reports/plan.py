@@ -1,6 +1,7 @@
 """Which tasks does a selection name, and which of them run together?"""
 
 import dataclasses
+import fnmatch
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
@@ -8,12 +9,16 @@ import cases as rooms
 from cases.case import Case, CaseError, matches, parse, parse_pattern, spell
 from cases.covering import Ledger, Level, ledger, sweep_cases
 from impl.implementation import Execution, Impl, implementations
+from reports.laws import spoken
 from reports.store import Task, read_run
 
 # Statuses that `--failed` asks again: everything that counts against a run.
 AGAINST = ("fail", "memory", "error", "crash", "hang", "vacuous")
 # Cases of one item share a worker process, and a worker that dies takes its whole item along.
 _TOGETHER: Mapping[Execution, int] = {"interpreter": 50, "cuda": 1, "hip": 1}
+# On how many cases each law is asked about, and how many cases are built at most to find them.
+_CASES_OF_A_LAW: Mapping[Level, int] = {"smoke": 1, "default": 4, "nightly": 16}
+_MOST_BUILT = 120
 
 
 class SelectionError(ValueError):
@@ -22,7 +27,10 @@ class SelectionError(ValueError):
 
 @dataclasses.dataclass(frozen=True)
 class Selection:
-    """What the user asked to run. Empty `ops`, `impls` and `patterns` mean all; `failed` is an earlier run."""
+    """What the user asked to run. Empty `ops`, `impls` and `patterns` mean all; `failed` is an earlier run.
+
+    laws: ask about the laws of the ops too, each on a few of the selected cases.
+    """
 
     ops: tuple[str, ...] = ()
     impls: tuple[str, ...] = ()
@@ -31,6 +39,7 @@ class Selection:
     patterns: tuple[str, ...] = ()
     failed: Path | None = None
     seed: int = 0
+    laws: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,6 +77,8 @@ def plan(selection: Selection) -> Plan:
         if cases and impls:
             ledgers.append(ledger(op, selection.level, cases.values()))
         found += [task for on in selection.on for impl in impls for task in grouped(cases.values(), impl, on)]
+        if selection.laws and cases and impls:
+            found += _law_tasks(op, list(cases.values()), impls, selection)
     if unmet:
         raise SelectionError(_unmatched(next(iter(unmet)), ops, selection.level))
     if not found:
@@ -79,19 +90,41 @@ def plan(selection: Selection) -> Plan:
 
 def grouped(cases: Iterable[Case], impl: Impl, on: Execution) -> list[Task]:
     """One task a case; those that share compiled code stand together, as many to an item as may die together."""
-    by_key: dict[str, list[Case]] = {}
-    for case in cases:
-        by_key.setdefault(impl.compile_key(case), []).append(case)
+    return _grouped(((case, "") for case in cases), impl, on)
+
+
+def _grouped(questions: Iterable[tuple[Case, str]], impl: Impl, on: Execution) -> list[Task]:
+    """One task for each case and law, the law empty for the answer itself."""
+    by_key: dict[tuple[str, bool], list[tuple[Case, str]]] = {}
+    for case, law in questions:
+        by_key.setdefault((impl.compile_key(case), bool(law)), []).append((case, law))
     tasks: list[Task] = []
     items = 0
-    for together in by_key.values():
+    for (_, about_laws), together in by_key.items():
         for first in range(0, len(together), _TOGETHER[on]):
-            item = f"{together[0].op}/{impl.name}/{on}/{items:05d}"
+            item = f"{together[0][0].op}/{impl.name}/{on}/{'law-' if about_laws else ''}{items:05d}"
             items += 1
             tasks += [
-                Task(case=case.id, impl=impl.name, on=on, item=item) for case in together[first : first + _TOGETHER[on]]
+                Task(case=case.id, impl=impl.name, on=on, item=item, law=law)
+                for case, law in together[first : first + _TOGETHER[on]]
             ]
     return tasks
+
+
+def _law_tasks(op: str, cases: list[Case], impls: Sequence[Impl], selection: Selection) -> list[Task]:
+    """Each law of the op on a few cases that every implementation able to answer them is asked about."""
+    answered = [case for case in cases if any(not impl.unsupported(case, on) for impl in impls for on in selection.on)]
+    if not answered:
+        return []
+    chosen = list(spoken(op, answered, _CASES_OF_A_LAW[selection.level], _MOST_BUILT))
+    return [
+        task
+        for on in selection.on
+        for impl in impls
+        for task in _grouped(
+            ((case, law) for case, laws in chosen for law in laws if not impl.unsupported(case, on)), impl, on
+        )
+    ]
 
 
 def chosen_ops(selection: Selection) -> tuple[str, ...]:
@@ -106,14 +139,17 @@ def chosen_ops(selection: Selection) -> tuple[str, ...]:
 
 
 def chosen_impls(ops: Sequence[str], wanted: Sequence[str]) -> tuple[str, ...]:
-    """The names of the selected implementations of these ops; raises `SelectionError` for one that none of them has."""
+    """The names of the selected implementations of these ops, `vllm-*` for all that begin so.
+
+    Raises `SelectionError` for one that none of them has.
+    """
     known = tuple(dict.fromkeys(impl.name for op in ops for impl in implementations(op)))
     for name in wanted:
-        if name not in known:
+        if not any(fnmatch.fnmatchcase(each, name) for each in known):
             raise SelectionError(
                 f"unknown implementation {name!r}: {', '.join(ops)} have {', '.join(known) or 'no implementation'}"
             )
-    return tuple(name for name in known if not wanted or name in wanted)
+    return tuple(each for each in known if not wanted or any(fnmatch.fnmatchcase(each, name) for name in wanted))
 
 
 def find_impl(op: str, name: str) -> Impl:
@@ -129,24 +165,24 @@ def _plan_failed(selection: Selection, failed: Path) -> Plan:
     whole = {parse(text).id for text in selection.patterns if _is_id(text)}
     impls = set(selection.impls)
     executions = set(selection.on)
-    by_place: dict[tuple[str, str, Execution], list[Case]] = {}
+    by_place: dict[tuple[str, str, Execution], list[tuple[Case, str]]] = {}
     for task in run.plan:
         record = run.records.get(task.key)
         if record is None or record.status not in AGAINST or record.op not in ops or task.on not in executions:
             continue
-        if impls and task.impl not in impls:
+        if impls and not any(fnmatch.fnmatchcase(task.impl, name) for name in impls):
             continue
         case = parse(task.case)
         fitting = case.id in whole or any(_fits(case, text, pattern) for text, pattern in patterns.items())
         if selection.patterns and not fitting:
             continue
-        by_place.setdefault((record.op, task.impl, task.on), []).append(case)
+        by_place.setdefault((record.op, task.impl, task.on), []).append((case, task.law))
     if not by_place:
         raise SelectionError(
             f"nothing is selected: {failed} holds no failure of this selection on {', '.join(selection.on)}; "
             "a failure is " + ", ".join(AGAINST)
         )
-    tasks = [task for (op, impl, on), cases in by_place.items() for task in grouped(cases, find_impl(op, impl), on)]
+    tasks = [task for (op, impl, on), asked in by_place.items() for task in _grouped(asked, find_impl(op, impl), on)]
     return Plan(tuple(tasks), ())
 
 

@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from cases.case import parse
-from impl.sources.settings import use_vllm
+from impl.sources.settings import use_aiter, use_vllm
 from reports.environment import environment
 from reports.execute import device_is_dead, execute
 from reports.plan import find_impl
@@ -150,7 +150,9 @@ class Worker:
 
     def _open(self) -> RecordFile:
         torch.set_num_threads(1)
-        use_vllm(Path(self._settings.vllm) if self._settings.vllm else None)
+        self._trees = tuple(Path(text) if text else None for text in (self._settings.vllm, self._settings.aiter))
+        use_vllm(self._trees[0])
+        use_aiter(self._trees[1])
         # Files of their own: a fatal signal must not look like a passed deadline.
         self._watchdog = (self._run / "watchdogs" / f"{self._stem}.txt").open("x")
         self._trace = (self._run / "crashes" / f"{self._stem}.txt").open("x")
@@ -162,12 +164,12 @@ class Worker:
         """Start line, case, record; ends the process when the device died of the case."""
         if self._records is None:
             self._records = self._open()
-            self._environment = environment(task.on, Path(self._settings.vllm) if self._settings.vllm else None)
+            self._environment = environment(task.on, *self._trees)
         self._records.start(task)
         faulthandler.dump_traceback_later(self._settings.deadline, exit=True, file=self._watchdog)
         try:
             case = parse(task.case)
-            record = execute(case, find_impl(case.op, task.impl), task.on, self._environment, self._stem)
+            record = execute(case, find_impl(case.op, task.impl), task.on, self._environment, self._stem, task.law)
             self._records.record(record)
         finally:
             faulthandler.cancel_dump_traceback_later()

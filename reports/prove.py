@@ -21,7 +21,6 @@ from rich.table import Table
 from cases import op_module
 from cases.case import Case, parse
 from cases.covering import Level, sweep_cases
-from cases.precision import Precision
 from oracle.check import Check
 from oracle.laws import Honest
 from reports.laws import identical
@@ -151,7 +150,8 @@ def _try_mutants(case_id: str, wanted: Iterable[int]) -> list[_Seen]:
     inputs = op_module("cases", case.op).build(case)
     baseline: Honest = oracle.HONEST[0]
     right = baseline.answer(inputs)
-    if right is None or _broken(oracle.judge(inputs, right, baseline.precision)):
+    precision = baseline.declared(inputs)
+    if right is None or _broken(oracle.judge(inputs, right, precision)):
         return []
     found = []
     for number in wanted:
@@ -161,7 +161,7 @@ def _try_mutants(case_id: str, wanted: Iterable[int]) -> list[_Seen]:
         elif identical(right, wrong) and _plain(right) == _plain(wrong):
             found.append(_Seen(number, "same"))
         else:
-            broken = _broken(oracle.judge(inputs, wrong, baseline.precision))
+            broken = _broken(oracle.judge(inputs, wrong, precision))
             found.append(_Seen(number, "caught" if broken else "missed", str(broken[0]) if broken else ""))
     return found
 
@@ -195,16 +195,17 @@ def _judge_clean(task: tuple[str, int]) -> Alarm | float | None:
     answer = way.answer(inputs)
     if answer is None:
         return None
-    checks = oracle.judge(inputs, answer, way.precision)
+    precision = way.declared(inputs)
+    checks = oracle.judge(inputs, answer, precision)
     broken = _broken(checks)
     if broken:
         return Alarm(case=case_id, honest=way.name, sentence=str(broken[0]))
     if case.settings.get("values") != "randn":
         return 0.0
-    return max((_looseness(check, way.precision) for check in checks), default=0.0)
+    return max(map(_looseness, checks), default=0.0)
 
 
-def _looseness(check: Check, precision: Precision) -> float:
+def _looseness(check: Check) -> float:
     return (
         check.budget / check.error if check.measure == "bounded" and check.output == "out" and check.error > 0 else 0.0
     )

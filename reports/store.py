@@ -33,8 +33,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """What a run was asked for.
 
     ops, impls: empty for all. on: the executions. cases: the level. patterns: the `--case` words. failed: the run whose
-    failures are asked again. deadline: seconds for a case. vllm: the tree that was pointed at. ledgers: the t-way
-    coverage of the planned cases.
+    failures are asked again. deadline: seconds for a case. vllm, aiter: the trees that were pointed at. laws: whether
+    laws were asked about too. ledgers: the t-way coverage of the planned cases.
     """
 
     schema: int = SCHEMA
@@ -49,21 +49,27 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     workers: int = 1
     deadline: float = 300.0
     vllm: str = ""
+    aiter: str = ""
+    laws: bool = False
     ledgers: tuple[Ledger, ...] = ()
 
 
 class Task(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One planned record: a case on an implementation on an execution; tasks of one `item` run together."""
+    """One planned record: a case on an implementation on an execution; tasks of one `item` run together.
+
+    law: the law of the op that is asked about; empty when the answer itself is judged.
+    """
 
     case: str
     impl: str
     on: Execution
     item: str
+    law: str = ""
 
     @property
     def key(self) -> Key:
         """The key of the record that answers this task."""
-        return (self.case, self.impl, self.on, "")
+        return (self.case, self.impl, self.on, self.law)
 
 
 class Start(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -226,9 +232,10 @@ def read_run(path: Path) -> Run:
                 last = task
                 continue
             record = read_record(line, place)
-            if record.law == "" and record.key not in planned:
+            if record.key not in planned:
+                law = f", law {record.law}," if record.law else ""
                 raise StoreError(
-                    f"{place}: {record.case} on {record.impl} ({record.on}) is not in {path / 'plan.jsonl'}; a record "
+                    f"{place}: {record.case} on {record.impl} ({record.on}){law} is not in {path / 'plan.jsonl'}; a record "
                     "answers a planned task"
                 )
             known = records.get(record.key)
@@ -254,7 +261,7 @@ def read_record(line: bytes, place: str) -> Record:
     record = _decoded(line, Record, place, "a whole record as the sweep wrote it")
     if not record.case.startswith(f"{record.op}:"):
         raise StoreError(f"{place}: case {record.case!r} does not belong to op {record.op!r}; a record is never edited")
-    if not record.law and record.status in ("pass", "fail", "vacuous") and verdict_of(record.checks) != record.status:
+    if record.status in ("pass", "fail", "vacuous") and verdict_of(record.checks) != record.status:
         raise StoreError(
             f"{place}: status is {record.status!r}, but its checks say {verdict_of(record.checks)!r}; "
             "a record is never edited"

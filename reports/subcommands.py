@@ -1,11 +1,13 @@
 """What does each subcommand of `mla-oracle` do, and how does it say that it was asked for the impossible?"""
 
+import dataclasses
+import fnmatch
 import importlib
 import os
 import shlex
 import time
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Annotated, Any, TypeVar, get_args
 
@@ -18,9 +20,10 @@ import cases as rooms
 from cases.case import Case, CaseError, case_type, parse
 from cases.covering import LEVELS, Level, sweep_cases
 from impl.implementation import EXECUTIONS, Execution, implementations
-from impl.sources.settings import use_vllm
+from impl.sources import aiter as aiter_source
+from impl.sources import vllm as vllm_source
+from impl.sources.settings import use_aiter, use_vllm
 from impl.sources.source_tree import SourceError
-from impl.sources.vllm import locate
 from oracle.check import Status
 from reports.capsule import CapsuleError, read_capsule, write_capsule
 from reports.environment import default_execution, environment, unavailable
@@ -45,7 +48,9 @@ application = typer.Typer(
 )  # fmt: skip
 
 OpOption = Annotated[list[str] | None, typer.Option("--op", help="An op or a family; may be repeated.")]
-ImplOption = Annotated[list[str] | None, typer.Option("--impl", help="An implementation; may be repeated.")]
+ImplOption = Annotated[
+    list[str] | None, typer.Option("--impl", help="An implementation, or vllm-* for several; may be repeated.")
+]
 OnOption = Annotated[
     list[str] | None, typer.Option("--on", help="Where they run: interpreter, cuda, hip; may be repeated.")
 ]
@@ -54,8 +59,31 @@ CaseOption = Annotated[
     list[str] | None, typer.Option("--case", help="A case id, or axis=value|value,...; may be repeated.")
 ]
 VllmOption = Annotated[Path | None, typer.Option("--vllm", help="A vLLM checkout, installation or unpacked wheel.")]
+AiterOption = Annotated[Path | None, typer.Option("--aiter", help="An AITER checkout, installation or unpacked wheel.")]
 SeedOption = Annotated[int, typer.Option("--seed", help="Moves the seed of every case.")]
 WorkersOption = Annotated[int, typer.Option("--workers", help="Worker processes; 0 for one per processor.")]
+
+
+@dataclasses.dataclass(frozen=True)
+class Trees:
+    """The source trees that the user pointed at; None where the installed one is meant."""
+
+    vllm: Path | None = None
+    aiter: Path | None = None
+
+    @property
+    def words(self) -> str:
+        """The options that name them, for a line to run again; empty or with a blank in front."""
+        return "".join(
+            f" --{name} {shlex.quote(str(path))}"
+            for name, path in (("vllm", self.vllm), ("aiter", self.aiter))
+            if path is not None
+        )
+
+    @classmethod
+    def of(cls, settings: Settings) -> "Trees":
+        """Those of a run."""
+        return cls(*(Path(text) if text else None for text in (settings.vllm, settings.aiter)))
 
 
 class Misuse(Exception):
@@ -111,19 +139,30 @@ def _executions(words: Sequence[str] | None) -> tuple[Execution, ...]:
     return chosen or (default_execution(),)
 
 
-def _tree(path: Path | None) -> Path | None:
+def _trees(vllm: Path | None, aiter: Path | None) -> Trees:
+    """The trees that the user pointed at, from which kernels come from now on."""
+    found = Trees(_tree("--vllm", vllm, vllm_source.locate), _tree("--aiter", aiter, aiter_source.locate))
+    use_vllm(found.vllm)
+    use_aiter(found.aiter)
+    return found
+
+
+def _tree(option: str, path: Path | None, locate: Callable[[Path], object]) -> Path | None:
     if path is None:
         return None
+    package = option.removeprefix("--")
+    kind = {"vllm": "a vLLM", "aiter": "an AITER"}[package]
     if path.is_file():
-        raise Misuse(f"--vllm {path}: is a file; unpack it, and name the directory that holds vllm/")
+        raise Misuse(f"{option} {path}: is a file; unpack it, and name the directory that holds {package}/")
     if not path.is_dir():
-        raise Misuse(f"--vllm {path}: no such directory; it should be a vLLM checkout, installation or unpacked wheel")
+        raise Misuse(
+            f"{option} {path}: no such directory; it should be {kind} checkout, installation or unpacked wheel"
+        )
     found = path.resolve()
     try:
         locate(found)
     except SourceError as error:
-        raise Misuse(f"--vllm {path}: {error}") from error
-    use_vllm(found)
+        raise Misuse(f"{option} {path}: {error}") from error
     return found
 
 
@@ -134,12 +173,16 @@ def list_ops(op: OpOption = None, level: LevelOption = "default") -> None:
     console = _console()
     for name in chosen_ops(Selection(ops=tuple(op or ()))):
         module = rooms.op_module("cases", name)
-        asked = len(sweep_cases(name, chosen))
+        asked = sweep_cases(name, chosen)
         answering = ", ".join(impl.name for impl in implementations(name)) or "nobody yet"
-        console.print(f"{name}: {asked} {chosen} cases, answered by {answering}")
+        console.print(f"{name}: {len(asked)} {chosen} cases, answered by {answering}")
         values = {**module.AXES, **(module.NIGHTLY if chosen == "nightly" else {})}
         for axis in case_type(name).axes()[:-1]:
-            console.print(f"  {axis} = {' | '.join(rooms.case.spell(value) for value in values[axis])}")
+            swept = [rooms.case.spell(value) for value in values[axis]]
+            # What only regressions ask for belongs to the axis too.
+            also = dict.fromkeys(word for case in asked if (word := rooms.case.spell(case.settings[axis])) not in swept)
+            more = f" (and {', '.join(also)})" if also else ""
+            console.print(f"  {axis} = {' | '.join(swept)}{more}")
 
 
 @application.command("sweep")
@@ -153,7 +196,9 @@ def run_sweep(
     seed: SeedOption = 0,
     workers: WorkersOption = 0,
     deadline: Annotated[float, typer.Option("--deadline", help="Seconds for one case.")] = _DEADLINE,
+    laws: Annotated[bool, typer.Option("--laws", help="Ask about every law of the ops too.")] = False,
     vllm: VllmOption = None,
+    aiter: AiterOption = None,
     out: Annotated[Path | None, typer.Option("--out", help="A new run directory; runs/<time> by default.")] = None,
     resume: Annotated[Path | None, typer.Option("--resume", help="Finish this run; takes nothing but it.")] = None,
     allow_unjudged: Annotated[
@@ -163,12 +208,18 @@ def run_sweep(
     """Ask implementations the cases of ops, and keep a record of every answer."""
     console = _console()
     if resume is not None:
-        if any((op, impl, on, case, failed, vllm, out, seed, workers)) or level != "default" or deadline != _DEADLINE:
-            raise Misuse(f"--resume {resume}: the run's own settings hold, no selection, --vllm or --out may be given")
+        chosen = any((op, impl, on, case, failed, laws, vllm, aiter, out, seed, workers))
+        if chosen or level != "default" or deadline != _DEADLINE:
+            raise Misuse(f"--resume {resume}: the run's own settings hold, no selection, tree or --out may be given")
         read_settings(resume)
         path = resume
     else:
-        path = _new_run(op, impl, on, level, case, failed, seed, workers, deadline, vllm, out, console)
+        wanted = Selection(
+            ops=tuple(op or ()), impls=tuple(impl or ()), on=_executions(on),
+            level=_one_of("--cases", level, LEVELS), patterns=tuple(case or ()), failed=failed,
+            seed=_not_negative("--seed", seed), laws=laws,
+        )  # fmt: skip
+        path = _new_run(wanted, _trees(vllm, aiter), _workers(workers, wanted.on), deadline, out, console)
     try:
         done = sweep(path, console)
     except KeyboardInterrupt:
@@ -181,33 +232,33 @@ def run_sweep(
 
 
 def _new_run(
-    op: list[str] | None, impl: list[str] | None, on: list[str] | None, level: str, case: list[str] | None,
-    failed: Path | None, seed: int, workers: int, deadline: float, vllm: Path | None, out: Path | None,
-    console: Console,
-) -> Path:  # fmt: skip
+    wanted: Selection, trees: Trees, workers: int, deadline: float, out: Path | None, console: Console
+) -> Path:
     """Plan, then create the run directory: nothing is written before everything that was asked for exists."""
     if not 0 < deadline < 1e6:
         raise Misuse(f"--deadline {deadline:g}: should be more than 0 seconds")
-    _not_negative("--seed", seed)
-    executions = _executions(on)
-    processes = _workers(workers, executions)
-    tree = _tree(vllm)
-    wanted = Selection(
-        ops=tuple(op or ()), impls=tuple(impl or ()), on=executions, level=_one_of("--cases", level, LEVELS),
-        patterns=tuple(case or ()), failed=failed, seed=seed,
-    )  # fmt: skip
+    if wanted.laws and wanted.failed is not None:
+        raise Misuse("--laws --failed: what failed is asked again, laws among it; no others can be chosen")
     found = plan(wanted)
     path = out if out is not None else _RUNS / time.strftime("%Y%m%d-%H%M%S")
     settings = Settings(
-        created=time.time(), ops=wanted.ops, impls=wanted.impls, on=executions, cases=level, patterns=wanted.patterns,
-        failed=str(failed or ""), seed=seed, workers=processes, deadline=deadline,
-        vllm=str(tree or ""), ledgers=found.ledgers,
+        created=time.time(), ops=wanted.ops, impls=wanted.impls, on=wanted.on, cases=wanted.level,
+        patterns=wanted.patterns, failed=str(wanted.failed or ""), seed=wanted.seed, workers=workers, deadline=deadline,
+        vllm=str(trees.vllm or ""), aiter=str(trees.aiter or ""), laws=wanted.laws, ledgers=found.ledgers,
     )  # fmt: skip
     create_run(path, settings, found.tasks)
-    console.print(f"{path}: {len(found.tasks)} cases on {', '.join(executions)}")
+    about_laws = sum(bool(task.law) for task in found.tasks)
+    answers = _counted(len(found.tasks) - about_laws, "answer")
+    laws = f" and {_counted(about_laws, 'answer')} about laws" if about_laws else ""
+    asked = _counted(len({task.case for task in found.tasks}), "case")
+    console.print(f"{path}: {answers} to {asked}{laws} on {', '.join(wanted.on)}")
     for ledger in found.ledgers:
         console.print(f"  {ledger}")
     return path
+
+
+def _counted(number: int, noun: str) -> str:
+    return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
 def _workers(asked: int, executions: Sequence[Execution] = ()) -> int:
@@ -230,13 +281,14 @@ def _summarise(run: Run, console: Console) -> None:
     groups: dict[tuple[str, str, str, str], list[Record]] = {}
     for record in records:
         if record.status in AGAINST:
-            groups.setdefault((record.op, record.impl, record.on, record.status), []).append(record)
+            asked = f"{record.op} laws" if record.law else record.op
+            groups.setdefault((asked, record.impl, record.on, record.status), []).append(record)
     for (op, impl, on, status), found in list(groups.items())[:_LISTED_GROUPS]:
         worst = max(found, key=lambda record: record.use)
         console.print(escape(f"{op} {impl} {on}: {len(found)} {status}, such as: {_first_sentence(worst)}"))
         for line in worst.diagnosis:
             console.print(escape(f"  {line}"))
-        console.print(escape(f"  see it again: {replay_line(worst, run.settings.vllm)}"))
+        console.print(escape(f"  see it again: {replay_line(worst, Trees.of(run.settings))}"))
     if groups:
         console.print(f"all of them: mla-oracle show {shlex.quote(str(run.path))}")
     unanswered: dict[tuple[str, str], Counter[str]] = {}
@@ -259,13 +311,17 @@ def _summarise(run: Run, console: Console) -> None:
 
 
 def _table(records: Sequence[Record]) -> Table:
-    counts = Counter((record.op, record.impl, record.on, record.status) for record in records)
-    statuses = [status for status in _STATUSES if any(key[3] == status for key in counts)]
+    rows: dict[tuple[str, str, str], list[Record]] = {}
+    for record in records:
+        asked = f"{record.op} laws" if record.law else record.op
+        rows.setdefault((asked, record.impl, record.on), []).append(record)
+    statuses = [status for status in _STATUSES if any(record.status == status for record in records)]
     table = Table("op", "implementation", "on", *statuses, "worst use", box=None)
-    for op, impl, on in dict.fromkeys((record.op, record.impl, record.on) for record in records):
-        own = [r.use for r in records if (r.op, r.impl, r.on) == (op, impl, on) and r.status in ("pass", "fail")]
-        numbers = [str(counts[op, impl, on, status] or ".") for status in statuses]
-        table.add_row(op, impl, on, *numbers, f"{max(own):.3g}" if own else "")
+    for (asked, impl, on), found in rows.items():
+        counts = Counter(record.status for record in found)
+        judged = [record.use for record in found if record.status in ("pass", "fail")]
+        numbers = [str(counts[status] or ".") for status in statuses]
+        table.add_row(asked, impl, on, *numbers, f"{max(judged):.3g}" if judged else "")
     return table
 
 
@@ -275,10 +331,10 @@ def _first_sentence(record: Record) -> str:
     return str(worst) if worst is not None else "; ".join(record.reasons) or record.case
 
 
-def replay_line(record: Record, vllm: str = "") -> str:
+def replay_line(record: Record, trees: Trees) -> str:
     """The line that runs the record's case again."""
-    line = f"mla-oracle replay {shlex.quote(record.case)} --impl {record.impl} --on {record.on}"
-    return f"{line} --vllm {shlex.quote(vllm)}" if vllm else line
+    law = f" --law {shlex.quote(record.law)}" if record.law else ""
+    return f"mla-oracle replay {shlex.quote(record.case)} --impl {record.impl} --on {record.on}{law}{trees.words}"
 
 
 @application.command()
@@ -303,7 +359,7 @@ def show(
         for record in run.records.values()
         if (not wanted or record.status in wanted)
         and (not executions or record.on in executions)
-        and (not impl or record.impl in impl)
+        and (not impl or any(fnmatch.fnmatchcase(record.impl, name) for name in impl))
         and (case is None or record.case == case.id)
     ]
     if not run.records and run.open_tasks:
@@ -318,7 +374,8 @@ def show(
     if case is None:
         console.print(_table(records))
         for record in records:
-            console.print(escape(f"{record.status:11} {record.impl} {record.on} {record.case}"))
+            law = f" law {record.law}:" if record.law else ""
+            console.print(escape(f"{record.status:11} {record.impl} {record.on}{law} {record.case}"))
             if record.status != "pass":
                 console.print(escape(f"            {_first_sentence(record)}"))
         for note in run.notes:
@@ -329,7 +386,7 @@ def show(
             )
         return
     for record in records:
-        _show_record(record, console, run.settings.vllm)
+        _show_record(record, console, Trees.of(run.settings))
 
 
 def _newest_run() -> Path:
@@ -341,9 +398,10 @@ def _newest_run() -> Path:
     return found[-1]
 
 
-def _show_record(record: Record, console: Console, vllm: str = "") -> None:
+def _show_record(record: Record, console: Console, trees: Trees) -> None:
     used = record.environment
-    console.print(escape(f"{record.case}\n{record.status} by {record.impl} on {record.on}"), style="bold")
+    law = f", law {record.law}" if record.law else ""
+    console.print(escape(f"{record.case}\n{record.status} by {record.impl} on {record.on}{law}"), style="bold")
     for sentence in (*record.reasons, *map(str, record.checks), *record.diagnosis):
         console.print(escape(f"  {sentence}"))
     if record.precision is not None:
@@ -361,7 +419,7 @@ def _show_record(record: Record, console: Console, vllm: str = "") -> None:
     console.print(f"  {spent.build:.3f} s to build, {spent.run:.3f} s to run, {spent.judge:.3f} s to judge")
     if record.fingerprint:
         console.print(f"  outputs {record.fingerprint[:16]}, source {record.source[:16]}")
-    console.print(escape(f"  see it again: {replay_line(record, vllm)}"))
+    console.print(escape(f"  see it again: {replay_line(record, trees)}"))
 
 
 @application.command()
@@ -369,7 +427,9 @@ def replay(
     what: Annotated[str, typer.Argument(metavar="ID|CAPSULE", help="A case id, or a capsule file.")],
     impl: ImplOption = None,
     on: OnOption = None,
+    law: Annotated[str, typer.Option("--law", help="Ask about this law of the op instead of the answer.")] = "",
     vllm: VllmOption = None,
+    aiter: AiterOption = None,
     save: Annotated[Path | None, typer.Option("--save", help="Keep the trial as a capsule in this new file.")] = None,
 ) -> int:
     """Run one case again in this process, and explain it; a crash is a crash, and a hang hangs."""
@@ -378,7 +438,10 @@ def replay(
     case = parse(before.case if before is not None else what)
     executions = _executions(on) if on or before is None else _executions([before.on])
     names = chosen_impls((case.op,), tuple(impl or ((before.impl,) if before is not None else ())))
-    tree = _tree(vllm)
+    asked = law or (before.law if before is not None else "")
+    if asked and asked not in (named := [each.name for each in rooms.op_module("oracle", case.op).LAWS]):
+        raise Misuse(f"--law {asked}: {case.op} has the laws {', '.join(named) or 'none'}")
+    trees = _trees(vllm, aiter)
     if save is not None and (save.exists() or not save.resolve().parent.is_dir()):
         raise Misuse(f"--save {save}: should name a new file in a directory that exists")
     if save is not None and len(names) * len(executions) != 1:
@@ -391,8 +454,9 @@ def replay(
             os.environ["TRITON_INTERPRET"] = "1"
         for name in names:
             answerer = find_impl(case.op, name)
-            trial = attempt(case, answerer, execution, environment(execution, tree), inputs=inputs)
-            _show_record(trial.record, console, str(tree or ""))
+            here = environment(execution, trees.vllm, trees.aiter)
+            trial = attempt(case, answerer, execution, here, inputs=inputs, law=asked)
+            _show_record(trial.record, console, trees)
             if before is not None and before.fingerprint and (name, execution) == (before.impl, before.on):
                 same = trial.record.fingerprint == before.fingerprint
                 console.print(f"  its outputs are {'the same as' if same else 'not those'} in the capsule")
@@ -404,15 +468,15 @@ def replay(
 
 
 @application.command()
-def doctor(vllm: VllmOption = None) -> int:
+def doctor(vllm: VllmOption = None, aiter: AiterOption = None) -> int:
     """What this machine is, which executions and implementations can answer on it, and how right its interpreter is.
 
     1 when the corrected interpreter gets a row of its conformance table wrong.
     """
-    tree = _tree(vllm)
+    trees = _trees(vllm, aiter)
     console = _console()
     os.environ.setdefault("TRITON_INTERPRET", "1")
-    here = environment(default_execution(), tree)
+    here = environment(default_execution(), trees.vllm, trees.aiter)
     for field in here.__struct_fields__:
         console.print(escape(f"{field:8} {getattr(here, field) or 'none'}"))
     for on in EXECUTIONS:

@@ -24,7 +24,7 @@ from reports.environment import environment
 from reports.execute import HARNESS
 from reports.plan import AGAINST
 from reports.record import Record
-from reports.store import Pending, RecordFile, Run, Task, held, read_run
+from reports.store import Pending, RecordFile, Run, Settings, Task, held, read_run
 
 _POLL_SECONDS = 0.2
 _PLAIN_LINE_SECONDS = 10.0
@@ -70,15 +70,21 @@ def settled(path: Path, stem: str) -> Run:
                 op=found.task.case.partition(":")[0],
                 impl=found.task.impl,
                 on=found.task.on,
+                law=found.task.law,
                 status=status,
                 reasons=(reason,),
-                environment=environment(found.task.on, Path(run.settings.vllm) if run.settings.vllm else None),
+                environment=environment(found.task.on, *_trees(run.settings)),
                 worker=found.stem,
                 finished=time.time(),
             )
         )
     file.close()
     return read_run(path)
+
+
+def _trees(settings: Settings) -> tuple[Path | None, Path | None]:
+    """The vLLM and the AITER that the run was pointed at."""
+    return Path(settings.vllm) if settings.vllm else None, Path(settings.aiter) if settings.aiter else None
 
 
 def _death(run: Run, found: Pending) -> tuple[Status, str] | None:

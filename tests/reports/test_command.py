@@ -205,6 +205,22 @@ def test_ops_are_listed_with_axes_and_answerers(capsys: pytest.CaptureFixture[st
     assert "  wide = no | yes" in said
 
 
+def test_an_interrupt_while_the_command_is_imported_is_one_sentence(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupted(name: str) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("importlib.import_module", interrupted)
+    assert command.main(["list"]) == 130
+    assert capsys.readouterr().err == "mla-oracle: interrupted\n"
+
+
+def test_the_list_names_what_only_regressions_ask(capsys: pytest.CaptureFixture[str]) -> None:
+    assert command.main(["list", "--op", "cache.kv_record_write"]) == 0
+    assert "block_stride = page | padded | odd (and far)" in capsys.readouterr().out
+
+
 def test_a_sweep_from_the_command_line_keeps_its_settings_and_gives_the_code(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -226,7 +242,7 @@ def test_a_sweep_from_the_command_line_keeps_its_settings_and_gives_the_code(
     ]
     assert command.main([*arguments, "standin-wrong"]) == 1
     said = capsys.readouterr().out
-    assert "run: 1 cases on interpreter" in said
+    assert "run: 1 answer to 1 case on interpreter" in said
     assert "standin-wrong interpreter: 1 fail, such as: out[3]=1353, but should be 1352: this output is exact" in said
     again = f"see it again: mla-oracle replay {FOUR} --impl standin-wrong --on interpreter --vllm {tmp_path / 'vllm'}"
     assert again in said

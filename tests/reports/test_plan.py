@@ -32,6 +32,13 @@ def ids(**words: Any) -> set[str]:
     return {task.case for task in plan(selected(**words)).tasks}
 
 
+def test_a_pattern_names_several_implementations() -> None:
+    names = {task.impl for task in plan(Selection(ops=("standin.double",), impls=("standin-w*",))).tasks}
+    assert names == {"standin-wrong", "standin-writes-outside", "standin-writes-input"}
+    with pytest.raises(SelectionError, match="unknown implementation 'nobody-\\*'"):
+        plan(Selection(ops=("standin.double",), impls=("nobody-*",)))
+
+
 def test_everything_asked_of_an_op_is_planned_once_per_implementation() -> None:
     found = plan(selected(impls=("standin-right", "standin-wrong")))
     asked = [case.id for case in sweep_cases(OP, "default")]

@@ -21,7 +21,7 @@ from cases.memory import guarded, guarded_copy, storage_bytes
 from cases.precision import Precision
 from impl.implementation import Execution, Impl
 from oracle.check import Check, exact
-from oracle.laws import Mutant
+from oracle.laws import Law, Mutant
 
 DOUBLE, EMPTY = "standin.double", "standin.empty"
 
@@ -91,6 +91,19 @@ def last_one_more(inputs: Inputs) -> Outputs | None:
     return Outputs(out)
 
 
+def _negated(inputs: Inputs) -> Inputs | None:
+    return Inputs(x=guarded_copy(-inputs.x), out=guarded(inputs.x.shape, torch.int64)) if len(inputs.x) > 1 else None
+
+
+NEGATION = Law(
+    name="L1 negation",
+    claim="the negative of the rows gives the negative of the answer",
+    edit=_negated,
+    expect=lambda first, inputs, edited: Outputs(-first.out),
+    measure="bitwise",
+)
+
+
 def _oracle(op: str) -> types.ModuleType:
     module = types.ModuleType(f"oracle.{op}")
     mutants = (
@@ -99,7 +112,7 @@ def _oracle(op: str) -> types.ModuleType:
     )
     # The empty op's judge looks at nothing.
     looks = judge if op == DOUBLE else lambda inputs, outputs, precision: ()
-    vars(module).update(reference=reference, judge=looks, LAWS=(), MUTANTS=mutants, HONEST=())
+    vars(module).update(reference=reference, judge=looks, LAWS=(NEGATION,), MUTANTS=mutants, HONEST=())
     return module
 
 
