@@ -17,7 +17,8 @@ from numpy.typing import NDArray
 
 from cases.case import Axis, Case, outside
 from cases.draw import Draw
-from cases.memory import as_view, guarded, guarded_copy
+from cases.memory import far_gap, guarded, guarded_copy
+from cases.rotation import draw_positions, draw_whole_table
 
 LANES = 512
 NOPE = 448
@@ -34,7 +35,7 @@ Arch = Literal["gfx942", "gfx950", "other"]
 Encoding = Literal["float8_e4m3fn", "float8_e4m3fnuz"]
 Values = Literal[
     "randn", "needle", "outlier", "uniform_exact", "onehot_exact", "integer_exact", "single", "repeated", "ties",
-    "subnormal", "wide", "nan_lanes", "zeros",
+    "subnormal", "wide", "nan_lanes", "zeros", "below",
 ]  # fmt: skip
 
 
@@ -112,9 +113,11 @@ class DecodeCase(Case):
     queries, heads: rows of the call and query heads a row. main_length, extra_length: entries of the longest row, -1 for
     a call without an extra segment. rows: `full` all rows that long; `ragged` any length; `mixed` both segments, one
     only, all entries invalid, and empty, in turn. invalid: where skipped entries stand. splits: 0 for the heuristic.
-    main_block, extra_block: tokens per page. block_stride: `page` the smallest legal one, `padded` a page more, `odd` two
+    values: `below` makes every score about -130, so that a maximum of 0 would leave nothing. main_block, extra_block: tokens
+    per page. block_stride: `page` the smallest legal one, `padded` a page more, `odd` two
     bytes more. rotation: `quarter` uses only quarter turns, exact in any precision. garbage: what lies where nobody may
-    read. layout: `strided` leaves gaps after each head and row of query and output.
+    read. layout: `strided` leaves gaps after each head and row of query and output. reach: `caches` places the pages of
+    both caches, `rows` the rows of query and output, so far apart that the last one starts 2^31 elements behind the first.
     """
 
     op: ClassVar[str] = "sparse_mla.decode"
@@ -144,9 +147,10 @@ class DecodeCase(Case):
     trust_extra: bool = False
     values: Literal[
         "randn", "needle", "outlier", "uniform_exact", "onehot_exact", "integer_exact", "single", "repeated", "ties",
-        "subnormal", "wide", "nan_lanes", "zeros",
+        "subnormal", "wide", "nan_lanes", "zeros", "below",
     ] = "randn"  # fmt: skip
     garbage: Literal["nan", "huge"] = "nan"
+    reach: Literal["near", "caches", "rows"] = "near"
 
 
 CASE = DecodeCase
@@ -177,14 +181,15 @@ AXES: Mapping[str, tuple[Axis, ...]] = {
     "trust_extra": (False, True),
     "values": (
         "randn", "needle", "outlier", "uniform_exact", "onehot_exact", "integer_exact", "single", "repeated", "ties",
-        "subnormal", "wide", "nan_lanes", "zeros",
+        "subnormal", "wide", "nan_lanes", "zeros", "below",
     ),
     "garbage": ("nan", "huge"),
+    "reach": ("near",),
 }  # fmt: skip
 
 NIGHTLY: Mapping[str, tuple[Axis, ...]] = {
     "queries": (1, 2, 7, 16, 17, 64, 129),
-    "extra_length": (-1, 0, 1, 31, 32, 33, 63, 64, 65, 512, 1024, 2048),
+    "extra_length": (-1, 0, 1, 2, 31, 32, 33, 63, 64, 65, 127, 192, 512, 1024, 2048, 2176),
     "extra_encoding": ("float8_e4m3fn", "float8_e4m3fnuz"),
     "main_block": (1, 2, 4, 5, 32, 64, 128, 256),
     "extra_block": (1, 2, 4, 5, 32, 64, 128, 256),
@@ -219,6 +224,17 @@ REGRESSIONS: tuple[str, ...] = (
     # Sixteen workgroups and more switch the adaptive split count on.
     _BASE.varied(queries=17, heads=5, main_length=33, extra_length=33, rows="ragged", adaptive=True).id,
     _BASE.varied(queries=16, heads=1, main_length=31, extra_length=512, rows="mixed", adaptive=True).id,
+    # Where nothing is valid yet, no maximum but the lowest is harmless.
+    _BASE.varied(queries=2, heads=3, extra_length=-1, invalid="front", values="below", sink="absent", splits=1).id,
+    # Pages and rows 2^31 elements behind the first: their offsets need 64 bits. Pages of 64 make three of them.
+    _BASE.varied(queries=2, heads=1, splits=2, reach="caches", block_stride="odd").id,
+    _BASE.varied(arch="gfx942", queries=2, heads=1, splits=2, reach="caches", main_encoding="float8_e4m3fnuz").id,
+    _BASE.varied(queries=5, heads=3, main_length=33, extra_length=31, splits=2, reach="rows", rows="ragged").id,
+    _BASE.varied(
+        queries=5, heads=3, main_length=33, extra_length=31, splits=2, reach="rows", rotation="spread", output="mxfp8",
+    ).id,
+    # The promise of a clean extra cache says nothing about the main one.
+    _BASE.varied(queries=2, heads=3, trust_extra=True, values="nan_lanes", splits=2).id,
 )  # fmt: skip
 
 
@@ -241,10 +257,6 @@ def forbid(case: Case) -> list[str]:
         reasons.append("output=mxfp8 needs arch=gfx950 and a rotation")
     if case.trust_extra and (case.arch != "gfx950" or not has_extra):
         reasons.append("trust_extra=yes needs arch=gfx950 and an extra segment")
-    if case.trust_extra and case.values == "nan_lanes":
-        reasons.append("trust_extra=yes promises an extra cache without NaN, values=nan_lanes has it")
-    if case.trust_extra and case.garbage == "nan" and case.values == "nan_lanes":
-        reasons.append("trust_extra=yes promises an extra cache without NaN")
     if case.duplicates == "across" and (case.extra_length < 1 or case.main_length < 1):
         reasons.append("duplicates=across needs entries in both segments")
     if case.duplicates == "within" and max(case.main_length, case.extra_length) < 2:
@@ -253,6 +265,10 @@ def forbid(case: Case) -> list[str]:
         reasons.append(f"invalid={case.invalid} needs a segment of three entries")
     if case.arch == "other" and case.splits > 1:
         reasons.append("arch=other has the un-split route only: splits should be 0 or 1")
+    if case.reach == "rows" and (case.queries < 5 or case.output == "float32"):
+        reasons.append("reach=rows needs five rows of two bytes an element, or its address space is out of proportion")
+    if case.reach == "caches" and max(case.main_length, case.extra_length) > 512:
+        reasons.append("reach=caches needs lists of 512 entries or fewer, or its pages are not far apart")
     return reasons
 
 
@@ -281,23 +297,31 @@ def build(case: Case) -> DecodeInputs:
     query = _query(case, draw)
     for plan in plans:
         plan.fill_records(case, query, draw)
-    gaps = (24, 8) if case.layout == "strided" else (0, 0)
     shape = (case.queries, case.heads, LANES)
-    rotated = case.rotation != "none"
+    gaps = (24, 8) if case.layout == "strided" else (0, 0)
+    row_gap = (48,) if case.layout == "strided" else (0,)
+    scale_gap = row_gap
+    if case.reach == "rows":
+        row = case.heads * (LANES + gaps[1])
+        gaps = (far_gap(case.queries, row), gaps[1])
+        row_gap = (far_gap(case.queries, case.heads * LANES),)
+    positions = cos_sin = None
+    if case.rotation != "none":
+        positions = guarded_copy(draw_positions(draw, case.queries, integer, POSITIONS))
+        cos_sin = guarded_copy(draw_whole_table(draw, case.rotation, ROPE, POSITIONS))
     mxfp8 = case.output == "mxfp8"
     out_dtype = torch.float32 if case.output == "float32" else torch.bfloat16
-    row_gap = (48,) if case.layout == "strided" else (0,)
     return DecodeInputs(
         query=guarded_copy(query, gaps=gaps),
         main=main.segment(case, integer),
         extra=None if extra is None else extra.segment(case, integer),
         scale=MODEL_SCALE,
         sink=_sink(case, draw),
-        positions=_positions(case, draw, integer) if rotated else None,
-        cos_sin=_cos_sin(case, draw) if rotated else None,
+        positions=positions,
+        cos_sin=cos_sin,
         out=None if mxfp8 else guarded(shape, out_dtype, gaps=gaps),
         out_codes=guarded((case.queries, case.heads * LANES), torch.float8_e4m3fn, gaps=row_gap) if mxfp8 else None,
-        out_scales=guarded((case.queries, case.heads * 16), torch.uint8, gaps=row_gap) if mxfp8 else None,
+        out_scales=guarded((case.queries, case.heads * 16), torch.uint8, gaps=scale_gap) if mxfp8 else None,
         arch=case.arch,
         compute_units=case.compute_units,
         splits=case.splits,
@@ -329,7 +353,7 @@ class _SegmentPlan:
         encoding = case.main_encoding if name == "main" else case.extra_encoding
         plan = cls(name=name, length=length, block=block, encoding=encoding, draw=draw)
         # Slot 0 is nobody's: an invalid entry that a kernel redirects there must find garbage. A few slots stay unread.
-        plan.blocks = max(2, -(-(length + length // 4 + 9) // block))
+        plan.blocks = max(3 if case.reach == "caches" else 2, -(-(length + length // 4 + 9) // block))
         return plan
 
     @property
@@ -387,6 +411,10 @@ class _SegmentPlan:
             loud = own.integers("loud", (rows, 1), 0, 9)
             scales = scales + loud
             rope *= torch.ldexp(torch.ones(rows, 1), loud)
+        elif values == "below":
+            away = -1.5 * draw.normal_like("direction", (LANES,))
+            nope, rope = away[:NOPE] + 0.25 * nope, 4.0 * (away[NOPE:] + 0.25 * rope)
+            scales = torch.full_like(scales, 129)
         self.nope, self.scales, self.rope = nope, scales, rope
         if values == "needle":
             self._plant_needles(query)
@@ -414,23 +442,23 @@ class _SegmentPlan:
         return Segment(cache=cache, encoding=self.encoding, dense=dense, lengths=lengths)
 
     def _cache(self, case: DecodeCase) -> torch.Tensor:
-        page = -(-self.block * RECORD // PAGE_ALIGN) * PAGE_ALIGN
+        size = self.block * RECORD
+        page = -(-size // PAGE_ALIGN) * PAGE_ALIGN
+        if case.reach == "caches":
+            page = size + far_gap(self.blocks, size)
         stride = page + {"page": 0, "padded": PAGE_ALIGN, "odd": 2}[case.block_stride]
-        nan = case.garbage == "nan" and not (case.trust_extra and self.name == "extra")
+        clean = case.trust_extra and self.name == "extra"
+        nan = case.garbage == "nan" and not clean
         nan_code = 0x7F if self.encoding == "float8_e4m3fn" else 0x80
         code, scale = (nan_code, 255) if nan else (0x7E, 135)
         tail = 0x7FC0 if nan else 0x4700
-        lead = 256
-        storage = torch.full((lead + self.blocks * stride + 256,), code, dtype=torch.uint8)
-        pages = storage[lead : lead + self.blocks * stride].view(self.blocks, stride)
+        pages = guarded((self.blocks, size), torch.uint8, gaps=(stride - size,), fill=code)
         data = pages[:, : self.block * TOKEN_BYTES].view(self.blocks, self.block, TOKEN_BYTES)
-        scale_region = pages[:, self.block * TOKEN_BYTES : self.block * RECORD].view(
-            self.blocks, self.block, SCALE_BYTES
-        )
+        scale_region = pages[:, self.block * TOKEN_BYTES :].view(self.blocks, self.block, SCALE_BYTES)
         used = self.used().view(self.blocks, self.block)
         codes = self._codes().view(self.blocks, self.block, NOPE)
         rope = self.rope.to(torch.bfloat16).view(torch.uint8).view(self.blocks, self.block, 2 * ROPE)
-        if case.values == "nan_lanes":
+        if case.values == "nan_lanes" and not clean:
             hit = self.draw.chance("nan_codes", codes.shape, 1, 50)
             codes = torch.where(hit, nan_code, codes)
             nan_tail = torch.tensor([0x7FC1], dtype=torch.int16).view(torch.uint8)
@@ -445,7 +473,7 @@ class _SegmentPlan:
         scale_region[..., :7] = torch.where(used[..., None], bytes_, scale)
         # The pad byte is garbage on purpose: whoever takes it for a scale multiplies by 2^38.
         scale_region[..., 7] = 165
-        return as_view(storage, torch.uint8, (self.blocks, self.block, RECORD), (stride, RECORD, 1), lead)
+        return pages.view(self.blocks, self.block, RECORD)
 
     def _ragged(self, case: DecodeCase, integer: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
         start = 5 if case.form == "ragged_offset" else 0
@@ -593,6 +621,8 @@ def _query(case: DecodeCase, draw: Draw) -> torch.Tensor:
     if case.values == "needle":
         # All heads of a query look the same way, so that one key can dominate them all.
         query = draw.normal_like("direction", (case.queries, 1, LANES)) + 0.25 * query
+    if case.values == "below":
+        query = draw.normal_like("direction", (LANES,)) + 0.25 * query
     if case.values == "outlier":
         query[..., 5] *= 2.0**-4
     if case.values == "wide":
@@ -616,32 +646,3 @@ def _sink(case: DecodeCase, draw: Draw) -> torch.Tensor | None:
         # Heads of other ranks follow; they would swamp everything.
         sink = torch.cat([sink, torch.full((3,), 1e4)])
     return guarded_copy(sink.float())
-
-
-def _positions(case: DecodeCase, draw: Draw, integer: torch.dtype) -> torch.Tensor:
-    positions = draw.integers("positions", (case.queries,), 0, POSITIONS)
-    if case.queries > 1:
-        positions[-1] = POSITIONS - 1
-    if case.queries > 2:
-        positions[1] = 0
-    return guarded_copy(positions.to(integer))
-
-
-def _cos_sin(case: DecodeCase, draw: Draw) -> torch.Tensor:
-    """[positions, 64]: 32 cosines, then 32 sines. Rational points of the circle, so no transcendental is needed; position 0
-    is the identity."""
-    shape = (POSITIONS, ROPE // 2)
-    quarter = draw.integers("quarter", shape, 0, 4).numpy()
-    if case.rotation == "quarter":
-        cos, sin = np.array([1.0, 0.0, -1.0, 0.0])[quarter], np.array([0.0, 1.0, 0.0, -1.0])[quarter]
-    else:
-        t = draw.integers("tangent", shape, 0, 1 << 20).numpy() / float(1 << 20)
-        cos, sin = (1 - t * t) / (1 + t * t), 2 * t / (1 + t * t)
-        for turn in range(1, 4):
-            turned = quarter == turn
-            cos, sin = (
-                np.where(turned, (-sin, -cos, sin)[turn - 1], cos),
-                np.where(turned, (cos, -sin, -cos)[turn - 1], sin),
-            )
-    cos[0], sin[0] = 1.0, 0.0
-    return guarded_copy(torch.from_numpy(np.concatenate([cos, sin], axis=1).astype(np.float32)))

@@ -2,7 +2,8 @@
 
 import torch
 
-from cases.sparse_mla.decode import NOPE, DecodeInputs, Segment
+from cases.sparse_mla.decode import DecodeInputs, Segment
+from oracle import rotation
 from oracle.cache import records
 
 
@@ -34,14 +35,8 @@ def segments(inputs: DecodeInputs) -> tuple[Segment, ...]:
 
 
 def rotate_back(rows: torch.Tensor, cos_sin: torch.Tensor) -> torch.Tensor:
-    """`rows` [..., heads, 512] with the last 64 lanes rotated by the inverse of `cos_sin` [..., 64]; a new tensor."""
-    half = cos_sin.shape[-1] // 2
-    cos, sin = cos_sin[..., None, :half].to(rows.dtype), cos_sin[..., None, half:].to(rows.dtype)
-    out = rows.clone()
-    even, odd = rows[..., NOPE::2], rows[..., NOPE + 1 :: 2]
-    out[..., NOPE::2] = even * cos + odd * sin
-    out[..., NOPE + 1 :: 2] = odd * cos - even * sin
-    return out
+    """`rows` [..., heads, 512] with the last 64 lanes rotated by the inverse of `cos_sin` [..., 64], in their own dtype."""
+    return rotation.turn(rows, cos_sin, rows.dtype)
 
 
 def turned(inputs: DecodeInputs) -> torch.Tensor | None:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 
 import torch
 
+from cases.memory import is_vast, storage_bytes
 from cases.precision import Precision
 from cases.sparse_mla.decode import (
     GROUP,
@@ -35,6 +36,8 @@ from oracle.sparse_mla.call import listed, rotate_back, segments, turned
 NEVER = torch.finfo(torch.float32).min
 HEADS_PER_PROGRAM = 16
 LN2 = math.log(2.0)
+# Widths of the extra list for which a library of compiled kernels might have one.
+_LISTED_WIDTHS = (0, 64, 128, 512, 1024, 2048)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,7 +51,9 @@ class Way:
     probability: str = "bfloat16"
     partial: str = "float32"
     output: str = "bfloat16"
+    query: str = "exact"
     faults: frozenset[str] = frozenset()
+    main_encoding: Encoding = "float8_e4m3fn"
 
     def has(self, fault: str) -> bool:
         """Whether the fault is committed."""
@@ -64,6 +69,11 @@ def _sum(values: torch.Tensor, dim: int) -> torch.Tensor:
     return values.double().sum(dim).float()
 
 
+def _wrapped(offsets: torch.Tensor) -> torch.Tensor:
+    """What is left of offsets in 32 bits with a sign."""
+    return ((offsets + 2**31) % 2**32) - 2**31
+
+
 def _truncate(values: torch.Tensor) -> torch.Tensor:
     """fp32 to bf16 by dropping bits."""
     return (values.contiguous().view(torch.int32) & -65536).view(torch.float32)
@@ -74,6 +84,8 @@ def _records(segment: Segment, slots: torch.Tensor, way: Way, *, extra: bool) ->
     flip: dict[Encoding, Encoding] = {"float8_e4m3fn": "float8_e4m3fnuz", "float8_e4m3fnuz": "float8_e4m3fn"}
     if (way.has("main-in-the-other-encoding") and not extra) or (way.has("extra-in-the-other-encoding") and extra):
         segment = dataclasses.replace(segment, encoding=flip[segment.encoding])
+    if way.has("one-encoding-for-both-caches") and extra:
+        segment = dataclasses.replace(segment, encoding=way.main_encoding)
     if any(way.has(fault) for fault in _LAYOUT_FAULTS):
         rows = _misread(segment, slots, way)
     else:
@@ -81,7 +93,9 @@ def _records(segment: Segment, slots: torch.Tensor, way: Way, *, extra: bool) ->
     keep = torch.isnan(rows)
     if way.has("nan-not-scrubbed") or (way.has("nan-not-scrubbed-in-extra") and extra):
         keep = torch.zeros_like(keep)
-    if way.has("nan-not-scrubbed-in-main") and not extra:
+    if way.has("nan-scrubbed-in-scores-only"):
+        keep = torch.zeros_like(keep)
+    if (way.has("nan-not-scrubbed-in-main") or way.has("trust-reaches-the-main-cache")) and not extra:
         keep = torch.zeros_like(keep)
     if way.has("nan-not-scrubbed-in-rope"):
         keep[:, NOPE:] = False
@@ -91,7 +105,7 @@ def _records(segment: Segment, slots: torch.Tensor, way: Way, *, extra: bool) ->
 _LAYOUT_FAULTS = (
     "token-pitch-584", "scales-interleaved", "scale-pitch-7", "scale-per-32-lanes", "scale-per-128-lanes",
     "pad-byte-scales-rope", "page-stride-unpadded", "rope-as-float16", "rope-after-512-bytes", "scale-bias-128",
-    "scale-index-shifted",
+    "scale-index-shifted", "rope-bytes-swapped", "page-offset-in-32-bits", "page-stride-of-the-smallest-page",
 )  # fmt: skip
 
 
@@ -99,7 +113,12 @@ def _misread(segment: Segment, slots: torch.Tensor, way: Way) -> torch.Tensor:
     cache = segment.cache
     block = cache.shape[1]
     stride = block * 584 if way.has("page-stride-unpadded") else cache.stride(0)
-    page = (slots // block) * stride + int(cache.storage_offset())
+    if way.has("page-stride-of-the-smallest-page"):
+        stride = records.page_bytes(block)
+    page = (slots // block) * stride
+    if way.has("page-offset-in-32-bits"):
+        page = _wrapped(page)
+    page = page + int(cache.storage_offset())
     place = slots % block
     pitch = 584 if way.has("token-pitch-584") else TOKEN_BYTES
     flat = torch.empty(0, dtype=torch.uint8).set_(cache.untyped_storage())
@@ -125,7 +144,7 @@ def _misread(segment: Segment, slots: torch.Tensor, way: Way) -> torch.Tensor:
     if way.has("scale-bias-128"):
         exponent = exponent * 0.5
     rope_at = data + (512 if way.has("rope-after-512-bytes") else NOPE)
-    raw = read(rope_at[:, None] + torch.arange(2 * ROPE)).contiguous()
+    raw = read(rope_at[:, None] + (torch.arange(2 * ROPE) ^ int(way.has("rope-bytes-swapped")))).contiguous()
     rope = raw.view(torch.float16 if way.has("rope-as-float16") else torch.bfloat16).float()
     if way.has("pad-byte-scales-rope"):
         rope = rope * numbers.e8m0_decode(read(scales + 7), all_ones="infinity")[:, None]
@@ -162,6 +181,8 @@ def _entries(inputs: DecodeInputs, t: int, way: Way) -> list[torch.Tensor]:
         found[1] = found[1][~torch.isin(found[1], found[0])]
     if way.has("extra-ignored") and len(found) == 2:
         found[1] = found[1][:0]
+    if way.has("width-rounded-down-to-a-compiled-one") and len(found) == 2:
+        found[1] = found[1][: max(width for width in _LISTED_WIDTHS if width <= len(found[1]))]
     if way.has("next-querys-entries") and t + 1 < inputs.query.shape[0]:
         return _entries(inputs, t + 1, Way())
     return found
@@ -176,6 +197,8 @@ def _resolve(inputs: DecodeInputs, entries: torch.Tensor, part: Segment, way: Wa
     counts = (entries >= 0) & (entries < bound)
     if way.has("upper-bound-off-by-one"):
         counts |= entries == part.rows
+    if way.has("beyond-attended-as-the-last-slot"):
+        counts |= entries >= part.rows
     if way.has("invalid-attended-as-slot-0"):
         counts = torch.ones_like(counts)
     if way.has("negatives-wrap"):
@@ -213,6 +236,7 @@ def _tail_tile_lost(low: int, high: int, tile: int, way: Way) -> int:
 def compute(inputs: DecodeInputs, way: Way) -> DecodeOutputs:
     """The outputs of the call, computed this way."""
     queries, heads, _ = inputs.query.shape
+    way = dataclasses.replace(way, main_encoding=inputs.main.encoding)
     rows = torch.zeros((queries, heads, LANES))
     lse = torch.full((queries, heads), -math.inf)
     sink = None if inputs.sink is None else inputs.sink[:heads].float()
@@ -248,12 +272,7 @@ def _score_scale(inputs: DecodeInputs, way: Way) -> float:
 
 def _query(inputs: DecodeInputs, t: int, sink: torch.Tensor | None, way: Way) -> tuple[torch.Tensor, torch.Tensor]:
     """One query: fp32 rows [heads, 512] before rotation and the log-sum-exp [heads]."""
-    query = inputs.query[t].float()
-    if way.has("query-strides-ignored"):
-        flat = torch.empty(0, dtype=torch.bfloat16).set_(inputs.query.untyped_storage())
-        heads = query.shape[0]
-        at = int(inputs.query.storage_offset()) + t * heads * LANES
-        query = flat[at : at + heads * LANES].view(heads, LANES).float()
+    query = _query_rows(inputs, t, way)
     found = _entries(inputs, t, way)
     parts = segments(inputs)
     splits = way.splits or inputs.splits or 4
@@ -285,7 +304,44 @@ def _query(inputs: DecodeInputs, t: int, sink: torch.Tensor | None, way: Way) ->
         maxima.append(state.top)
         sums.append(state.total)
         sums_of_values.append(_round(state.values, way.partial))
+    if way.has("chunks-of-inactive-splits-lost"):
+        maxima, sums, sums_of_values = maxima[:4], sums[:4], sums_of_values[:4]
+    if way.has("unwritten-partial-read"):
+        for splits_of in (maxima, sums, sums_of_values):
+            splits_of.append(torch.full_like(splits_of[0], math.nan))
+    if way.has("stale-partial-read") and t:
+        # What the workspace holds behind this query's splits was left by the query before.
+        before = _partials_of_the_first_split(inputs, t - 1)
+        for splits_of, left in zip((maxima, sums, sums_of_values), before, strict=True):
+            splits_of.append(left)
     return _merge(torch.stack(maxima), torch.stack(sums), torch.stack(sums_of_values), sink, inputs, way)
+
+
+def _partials_of_the_first_split(inputs: DecodeInputs, t: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Maximum, sum and values of all keys of query t, as if it were not split."""
+    way = Way(main_encoding=inputs.main.encoding)
+    state = _State(inputs.query.shape[1], way)
+    for number, (part, entries) in enumerate(zip(segments(inputs), _entries(inputs, t, way), strict=True)):
+        rows, counts = _keys(inputs, part, entries, way, extra=number == 1)
+        state.add(_query_rows(inputs, t, way), rows, counts, inputs.scale)
+    return state.top, state.total, state.values
+
+
+def _query_rows(inputs: DecodeInputs, t: int, way: Way) -> torch.Tensor:
+    """The query's heads as the way finds them, fp32 [heads, 512]."""
+    query = inputs.query
+    heads = query.shape[1]
+    row, head = query.stride(0), query.stride(1)
+    if way.has("query-strides-ignored"):
+        row, head = heads * LANES, LANES
+    if way.has("query-rows-of-576-lanes"):
+        row, head = heads * 576, 576
+    start = t * row
+    if way.has("query-offset-in-32-bits"):
+        start = int(_wrapped(torch.tensor(start)))
+    flat = torch.empty(0, dtype=query.dtype).set_(query.untyped_storage())
+    offsets = int(query.storage_offset()) + start + torch.arange(heads)[:, None] * head + torch.arange(LANES)
+    return flat[offsets.clamp(0, flat.numel() - 1)].float()
 
 
 def _keys(
@@ -316,14 +372,20 @@ class _State:
         way = self.way
         if not len(counts):
             return
+        seen = keys.masked_fill(keys.isnan(), 0.0) if way.has("nan-scrubbed-in-scores-only") else keys
         # Products in fp64, rounded once: a key's score does not depend on where it stands or on its neighbours.
-        score = (query.double() @ keys.double().T).float() * scale
+        score = (query.double() @ seen.double().T).float() * scale
+        if way.query == "bfloat16" or way.has("scaled-query-in-bfloat16"):
+            folded = _round(query * (scale / LN2), "bfloat16")
+            score = (folded.double() @ seen.double().T).float() * LN2
         if way.has("scores-in-float16"):
             score = score.half().float()
         if way.has("keys-far-below-the-maximum-dropped"):
             counts = counts & (score >= score.amax(1, keepdim=True) - 4).any(0)
         score = torch.where(counts[None, :], score, -math.inf if way.has("empty-maximum-is-infinite") else NEVER)
         top = torch.maximum(self.top, score.amax(1))
+        if way.has("invalid-tile-sets-the-maximum-to-0"):
+            top = torch.where(top == NEVER, 0.0, top)
         if way.base2:
             factor = torch.tensor(1 / LN2, dtype=torch.float32)
             shrink, p = torch.exp2((self.top - top) * factor), torch.exp2((score - top[:, None]) * factor)
@@ -415,6 +477,15 @@ def _reorder(rows: torch.Tensor, inputs: DecodeInputs, way: Way) -> torch.Tensor
     if way.has("value-without-rope-lanes"):
         rows = rows.clone()
         rows[..., NOPE:] = 0.0
+    if way.has("output-offset-in-32-bits"):
+        target = inputs.out if inputs.out is not None else inputs.out_codes
+        assert target is not None
+        offsets = torch.arange(rows.shape[0]) * target.stride(0)
+        rows = torch.where((offsets == _wrapped(offsets))[:, None, None], rows, math.nan)
+    if way.has("output-strides-ignored") and inputs.out is not None:
+        flat = torch.full((storage_bytes(inputs.out).numel() // inputs.out.element_size(),), math.nan)
+        flat[: rows.numel()] = rows.flatten()
+        rows = flat.as_strided(rows.shape, inputs.out.stride()).clone()
     return rows
 
 
@@ -533,9 +604,30 @@ def _rounds(inputs: DecodeInputs) -> bool:
     return inputs.out is not None
 
 
+def _trusts(inputs: DecodeInputs) -> bool:
+    return inputs.trust_extra
+
+
+def _chooses(inputs: DecodeInputs) -> bool:
+    return inputs.adaptive
+
+
+def _far_pages(inputs: DecodeInputs) -> bool:
+    return any(is_vast(part.cache) for part in segments(inputs))
+
+
+def _far_rows(inputs: DecodeInputs) -> bool:
+    return is_vast(inputs.query)
+
+
+def _apart(inputs: DecodeInputs) -> bool:
+    return inputs.out is not None and not inputs.out.is_contiguous() and not is_vast(inputs.out)
+
+
 MUTANTS: tuple[Mutant, ...] = (
     _mutant("main-in-the-other-encoding", "the main cache were decoded in the other e4m3 encoding"),
     _mutant("extra-in-the-other-encoding", "the extra cache were decoded in the other e4m3 encoding", _extra),
+    _mutant("one-encoding-for-both-caches", "both caches were decoded in the main cache's encoding", _extra),
     _mutant("token-pitch-584", "tokens of a page lay 584 bytes apart"),
     _mutant("scales-interleaved", "a token's scales followed its data"),
     _mutant("scale-pitch-7", "scales lay 7 bytes apart, without the pad byte"),
@@ -545,13 +637,18 @@ MUTANTS: tuple[Mutant, ...] = (
     _mutant("scale-bias-128", "scale bytes had bias 128"),
     _mutant("pad-byte-scales-rope", "the pad byte scaled the rotated lanes"),
     _mutant("page-stride-unpadded", "pages followed each other without padding"),
+    _mutant("page-stride-of-the-smallest-page", "pages had the smallest legal stride, whatever the tensor's is"),
+    _mutant("page-offset-in-32-bits", "the offset of a page were a 32-bit number", _far_pages),
     _mutant("main-page-size-for-extra", "the extra cache had the main cache's page size", _extra),
     _mutant("rope-as-float16", "the rotated lanes were float16"),
+    _mutant("rope-bytes-swapped", "the rotated lanes were big-endian"),
     _mutant("rope-after-512-bytes", "the rotated lanes began at byte 512"),
     _mutant("nan-not-scrubbed", "NaN lanes were used as they are"),
     _mutant("nan-not-scrubbed-in-main", "NaN lanes of the main cache were used as they are"),
     _mutant("nan-not-scrubbed-in-extra", "NaN lanes of the extra cache were used as they are", _extra),
     _mutant("nan-not-scrubbed-in-rope", "NaN in rotated lanes were used as they are"),
+    _mutant("nan-scrubbed-in-scores-only", "NaN lanes were 0 in the scores and NaN in the values"),
+    _mutant("trust-reaches-the-main-cache", "the promise of a clean extra cache held for the main one", _trusts),
     _mutant("holes-do-not-count", "a row without lengths kept all its valid entries, not those before the count"),
     _mutant("first-offset-taken-for-0", "the first offset of the ragged rows were 0"),
     _mutant("capacity-taken-for-length", "the last row reached to the end of the index tensor"),
@@ -562,11 +659,15 @@ MUTANTS: tuple[Mutant, ...] = (
     _mutant("duplicates-removed", "duplicates within a list were removed"),
     _mutant("duplicates-across-removed", "slot numbers present in both lists were used once", _extra),
     _mutant("extra-ignored", "the extra segment were ignored", _extra),
+    _mutant(
+        "width-rounded-down-to-a-compiled-one", "the extra list ended at the next smaller width that has a kernel", _extra,
+    ),
     _mutant("next-querys-entries", "each query used the next one's entries"),
     _mutant("queries-share-the-first-rows-entries", "all queries used the first one's entries"),
     _mutant("bound-of-the-other-cache", "entries were checked against the other cache's size", _extra),
     _mutant("upper-bound-off-by-one", "the entry one past the last slot were valid"),
     _mutant("invalid-attended-as-slot-0", "invalid entries were attended as slot 0"),
+    _mutant("beyond-attended-as-the-last-slot", "entries beyond the cache were attended as its last slot"),
     _mutant("negatives-wrap", "negative entries counted from the end"),
     _mutant("redirected-key-weighs-nan", "an invalid entry loaded slot 0 and gave it weight 0"),
     _mutant("invalid-weigh-exp-of-minus-max", "invalid entries had score 0 instead of none"),
@@ -579,11 +680,16 @@ MUTANTS: tuple[Mutant, ...] = (
     _mutant("last-split-lost", "the merge left out the last split"),
     _mutant("padded-split-repeats-the-last", "the merge read past the split count", splits=3),
     _mutant("inactive-split-read-as-nan", "the merge read the values of splits without a key"),
+    _mutant("unwritten-partial-read", "the merge read one split more than was written"),
+    _mutant("stale-partial-read", "the merge read one split more, which the query before had written"),
+    _mutant("chunks-of-inactive-splits-lost", "a query ran 4 splits of the chunks of all that were launched", _chooses,
+            splits=8),
     _mutant("partial-maximum-in-base-2", "partial maxima were in base 2 and merged in base e"),
     _mutant("split-weights-in-base-2", "splits were merged with powers of two"),
     _mutant("splits-weighted-equally", "splits were merged without their maxima"),
     _mutant("rescale-forgotten", "the running sums were not rescaled when the maximum grew"),
     _mutant("maximum-starts-at-0", "the running maximum started at 0"),
+    _mutant("invalid-tile-sets-the-maximum-to-0", "a tile without a valid key set the maximum to 0", splits=1),
     _mutant("empty-maximum-is-infinite", "the maximum of no keys were minus infinity"),
     _mutant("empty-row-divides-by-0", "a row without keys were divided by its sum"),
     _mutant("sink-ignored", "the sink were left out", _sunk),
@@ -602,12 +708,18 @@ MUTANTS: tuple[Mutant, ...] = (
     _mutant("scale-twice", "the softmax scale were applied twice"),
     _mutant("sum-of-rounded-probabilities", "the denominator summed the rounded probabilities", _rounds),
     _mutant("probability-truncated", "probabilities were truncated to bf16"),
+    _mutant("scaled-query-in-bfloat16", "the scale were folded into the query, which is rounded to bf16 again"),
+    _mutant("partials-in-bfloat16", "the splits' values were stored in bf16", partial="bfloat16"),
     _mutant("scores-in-float16", "scores were rounded to fp16"),
     _mutant("keys-far-below-the-maximum-dropped", "keys 4 below a tile's maximum in every head were dropped"),
     _mutant("denominator-in-bfloat16", "the denominator were rounded to bf16"),
     _mutant("accumulated-in-bfloat16", "values were accumulated in bf16"),
     _mutant("output-truncated", "the output were truncated to bf16", _rounds),
     _mutant("query-strides-ignored", "the query were contiguous"),
+    _mutant("query-rows-of-576-lanes", "the query's heads lay 576 lanes apart, whatever the strides are"),
+    _mutant("query-offset-in-32-bits", "the offset of a query's row were a 32-bit number", _far_rows),
+    _mutant("output-strides-ignored", "the output were contiguous", _apart),
+    _mutant("output-offset-in-32-bits", "the offset of an output row were a 32-bit number", _far_rows),
     _mutant("ragged-head-tile-left-out", "heads beyond the last multiple of 16 were left out"),
     _mutant("heads-folded-to-8", "all heads repeated the first eight"),
     _mutant("head-pairs-swapped", "neighbouring heads were swapped"),
@@ -670,6 +782,10 @@ HONEST: tuple[Honest, ...] = (
         "fp32-probabilities-bf16-partials",
         Precision(probability="float32", output="float32", partial="bfloat16"), splits=3, probability="float32",
         partial="bfloat16", output="float32",
+    ),
+    _honest(
+        "scaled-query-in-bf16", Precision(probability="bfloat16", output="bfloat16", query="bfloat16"), splits=2, base2=True,
+        query="bfloat16",
     ),
     _honest(
         "bf16-partials", Precision(probability="bfloat16", output="bfloat16", partial="bfloat16"), splits=4,

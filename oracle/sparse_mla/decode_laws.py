@@ -18,6 +18,7 @@ from cases.sparse_mla.decode import (
     TOKEN_BYTES,
     DecodeInputs,
     DecodeOutputs,
+    Encoding,
     Segment,
 )
 from oracle.laws import Law
@@ -236,20 +237,28 @@ def _above_subnormals(answer: DecodeOutputs) -> DecodeOutputs:
 
 
 def _other_encoding(inputs: DecodeInputs) -> DecodeInputs | None:
-    """An OCP main cache as a FNUZ one: the same codes at a scale byte one larger, where the codes mean the same."""
+    """The main cache in the other encoding: the same codes at another scale byte, where the codes mean the same."""
     main = inputs.main
-    if inputs.arch != "gfx942" or main.encoding != "float8_e4m3fn":
+    if inputs.arch != "gfx942":
         return None
     data, scales = (table.clone() for table in _pages(main))
     rows = torch.cat([row[(row >= 0) & (row < main.rows)] for row in _entries(main, _rows(inputs))] or [torch.empty(0)])
     read = rows.long().unique()
     codes = data[:, :NOPE]
-    if read.numel() and bool(((codes[read] == 0x7F) | (codes[read] == 0xFF)).any()):
+    step = 1 if main.encoding == "float8_e4m3fn" else -1
+    shifted = scales[:, :7].int() + step
+    odd = (codes[read] == 0x7F) | (codes[read] == 0xFF)
+    if step < 0:
+        # FNUZ's 240 has no OCP code, and its NaN is OCP's negative zero.
+        odd |= codes[read] == 0x80
+    if read.numel() and (bool(odd.any()) or int(shifted[read].min()) < 0 or int(shifted[read].max()) > 254):
         return None
-    codes[codes == 0x80] = 0
-    scales[:, :7] = (scales[:, :7].int() + 1).clamp(max=255).to(torch.uint8)
+    if step > 0:
+        codes[codes == 0x80] = 0
+    scales[:, :7] = shifted.clamp(0, 255).to(torch.uint8)
     cache = _paged(data, scales, main.cache.shape[1], 0)
-    return dataclasses.replace(inputs, main=dataclasses.replace(main, cache=cache, encoding="float8_e4m3fnuz"))
+    encoding: Encoding = "float8_e4m3fnuz" if step > 0 else "float8_e4m3fn"
+    return dataclasses.replace(inputs, main=dataclasses.replace(main, cache=cache, encoding=encoding))
 
 
 def _heads_reversed(inputs: DecodeInputs) -> DecodeInputs:
@@ -291,6 +300,33 @@ def _answer_rows_reversed(first: DecodeOutputs, inputs: DecodeInputs, edited: De
     return dataclasses.replace(
         first, out=flipped(first.out), codes=flipped(first.codes), scales=flipped(first.scales), lse=flipped(first.lse)
     )
+
+
+def _first_rows(inputs: DecodeInputs) -> DecodeInputs | None:
+    """The call without its last row, at the same split count."""
+    kept = _rows(inputs) - 1
+    if not _ragged(inputs) or inputs.out is None or kept < 1 or not inputs.splits or inputs.adaptive:
+        return None
+    fewer = _each(inputs, lambda part, _: _relisted(part, _entries(part, kept)))
+    positions = None if inputs.positions is None else guarded_copy(inputs.positions[:kept])
+    return dataclasses.replace(
+        fewer, query=guarded_copy(inputs.query[:kept]), positions=positions,
+        out=guarded((kept, *inputs.out.shape[1:]), inputs.out.dtype),
+    )  # fmt: skip
+
+
+def _without_the_last(first: DecodeOutputs, inputs: DecodeInputs, edited: DecodeInputs) -> DecodeOutputs:
+    kept = edited.query.shape[0]
+    assert first.out is not None
+    lse = None if first.lse is None else first.lse[:kept]
+    return dataclasses.replace(first, out=first.out[:kept], lse=lse, rotated_rows=min(first.rotated_rows, kept))
+
+
+def _output_zeroed(inputs: DecodeInputs) -> DecodeInputs | None:
+    """The same call into memory of zeros."""
+    if inputs.out is None:
+        return None
+    return dataclasses.replace(inputs, out=guarded_copy(torch.zeros(inputs.out.shape, dtype=inputs.out.dtype)))
 
 
 def _dense(inputs: DecodeInputs) -> DecodeInputs | None:
@@ -394,12 +430,14 @@ LAWS: tuple[Law, ...] = (
         "bitwise"),
     Law("M11 doubled records", "doubled records under a halved query double the answer", _doubled_records, _rows_doubled,
         "bitwise", _above_subnormals),
-    Law("M12 other encoding", "an OCP code means twice the FNUZ code", _other_encoding, _same, "bitwise"),
+    Law("M12 other encoding", "an OCP code means twice the FNUZ code, either way", _other_encoding, _same, "bitwise"),
     Law("M13 head order", "heads do not see each other", _heads_reversed, _answer_heads_reversed, "bitwise"),
     Law("M13 more heads", "added heads change nothing for the others", _heads_added, _with_more_heads, "bitwise"),
     Law("M14 row order", "rows do not see each other", _rows_reversed, _answer_rows_reversed, "bitwise"),
+    Law("M14 fewer rows", "a row's answer does not depend on the others", _first_rows, _without_the_last, "bitwise"),
     Law("M15 dense form", "both forms of the call ask the same", _dense, _same, "bitwise"),
     Law("M16 fused rotation", "rotation leaves the unrotated lanes alone", _without_rotation, _same, "bitwise",
         _unrotated_lanes),
+    Law("M29 output memory", "what stood in the output's memory does not matter", _output_zeroed, _same, "bitwise"),
     Law("M29 same call twice", "the same call gives the same bits", _untouched, _same, "bitwise"),
 )  # fmt: skip

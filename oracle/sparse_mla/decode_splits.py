@@ -66,7 +66,11 @@ class Faults:
     one_wave_up: bool = False
     adaptive_always: bool = False
     adaptive_from_average: bool = False
+    adaptive_never_four: bool = False
+    adaptive_never_one_wave: bool = False
+    adaptive_main_only: bool = False
     fewest_keys: int = 512
+    beyond_tiles: bool = False
 
 
 RIGHT = Faults()
@@ -143,9 +147,12 @@ def adaptive_count(call: _Call, splits: int, main: int, extra: int) -> int:
     query = dataclasses.replace(call, main=Fraction(main), extra=Fraction(extra))
     if call.faults.adaptive_from_average:
         query = call
-    if query.tiles(4) <= 3:
+    if call.faults.adaptive_main_only:
+        query = dataclasses.replace(query, extra=Fraction(0))
+    if query.tiles(4) <= 3 and not call.faults.adaptive_never_four:
         return 4
-    if call.base < 64 and 4 < call.one_wave < splits and query.tiles(call.one_wave) <= 3:
+    one_wave = call.base < 64 and not call.faults.adaptive_never_one_wave
+    if one_wave and 4 < call.one_wave < splits and query.tiles(call.one_wave) <= 3:
         return call.one_wave
     return splits
 
@@ -168,7 +175,8 @@ def split_count(
             return 1
         call = dataclasses.replace(call, main=Fraction(main_length), extra=Fraction(0))
         chosen = splits_gfx950(call) if on_gfx950 else splits_gfx942(call)
-        return max(1, min(chosen, math.ceil(Fraction(main_length, faults.tile))))
+        tiles = math.ceil(Fraction(main_length, faults.tile))
+        return chosen if faults.beyond_tiles else max(1, min(chosen, tiles))
     if arch == "other":
         return 1
     launched = splits_gfx950(call) if on_gfx950 else splits_gfx942(call)
@@ -309,6 +317,13 @@ MUTANTS: tuple[Mutant, ...] = (
             Faults(adaptive_always=True), ("adaptive",)),
     _mutant("adaptive-by-average", "every query chose by the average lengths", Faults(adaptive_from_average=True),
             ("adaptive",)),
+    _mutant("adaptive-never-four", "a query never chose four splits", Faults(adaptive_never_four=True), ("adaptive",)),
+    _mutant("adaptive-never-one-wave", "a query never chose the count that fills the device once",
+            Faults(adaptive_never_one_wave=True), ("adaptive",)),
+    _mutant("adaptive-by-main-only", "a query chose by its main entries alone", Faults(adaptive_main_only=True),
+            ("adaptive",)),
+    _mutant("more-splits-than-tiles", "an unquantised cache was cut into more splits than it has key tiles",
+            Faults(beyond_tiles=True), ("bfloat16_cache",)),
     _mutant("split-from-256", "an unquantised cache was split from 256 keys on", Faults(fewest_keys=256),
             ("bfloat16_cache",)),
     _always(lambda _: 1, "never-split", "nothing was ever split"),

@@ -24,7 +24,7 @@ from cases.sparse_mla.decode import (
     Segment,
     build,
 )
-from impl.executions.memory_watch import watch
+from impl.executions.memory_watch import MemoryViolation, watch
 from impl.implementation import Impl
 from impl.sources import settings
 from impl.sparse_mla import decode_call, decode_torch, decode_triton
@@ -333,6 +333,29 @@ REFUSED: dict[str, tuple[dict[str, Any], type[Exception]]] = {
     "a position beyond the table": ({**TURN, "positions": torch.tensor([1])}, ValueError),
     "too many positions": ({**TURN, "positions": torch.tensor([0, 0])}, ValueError),
     "float positions": ({**TURN, "positions": torch.tensor([0.0])}, TypeError),
+    "a cache with page stride 585": (
+        other(cache=torch.zeros(1170, dtype=torch.uint8).as_strided((2, 1, 584), (585, 584, 1))), ValueError,
+    ),
+    "a cache with overlapping pages": (
+        other(cache=torch.zeros(2000, dtype=torch.uint8).as_strided((2, 2, 584), (584, 584, 1))), ValueError,
+    ),
+    "a cache at an odd address": (
+        other(cache=torch.zeros(1201, dtype=torch.uint8)[1:].as_strided((1, 2, 584), (1168, 584, 1), 1)), ValueError,
+    ),
+    "extra records of 656 bytes": (
+        {"extra": dataclasses.replace(SEGMENT, cache=torch.zeros(1, 1, 656, dtype=torch.uint8))}, ValueError,
+    ),
+    "extra indices without indptr": ({"extra": dataclasses.replace(SEGMENT, indptr=None)}, ValueError),
+    "out elsewhere": ({"out": torch.zeros(1, 1, 512, device="meta")}, ValueError),
+    "codes with a lane stride": (
+        {**SCALES, **TURN, "out": None, "out_codes": torch.zeros(1, 1024).to(torch.float8_e4m3fn)[:, ::2]}, ValueError,
+    ),
+    "codes of another shape": (
+        {**SCALES, **TURN, "out": None, "out_codes": torch.zeros(1, 1024).to(torch.float8_e4m3fn)}, ValueError,
+    ),
+    "a negative position": ({**TURN, "positions": torch.tensor([-1])}, ValueError),
+    "a table in fp64": ({**TURN, "cos_sin": torch.ones(1, 64, dtype=torch.float64)}, TypeError),
+    "sink in bf16": ({"sink": torch.zeros(1).bfloat16()}, TypeError),
     "trust without an extra cache": ({"trust_extra": True}, ValueError),
     "trust on gfx942": ({"trust_extra": True, "extra": SEGMENT, "arch": "gfx942"}, ValueError),
     "negative splits": ({"splits": -1}, ValueError),
@@ -458,6 +481,17 @@ class TestVllm:
     def test_the_route_without_splits_says_rotated_and_is_not(self) -> None:
         status, sentences = judged(NAMED["vllm-triton"], BASE.varied(arch="other", rotation="spread", queries=2))
         assert status == "fail" and sentences[0].startswith("out[")
+
+    @pytest.mark.parametrize("arch", ["gfx942", "gfx950", "other"])
+    @pytest.mark.vllm
+    @pytest.mark.skipif(TREE is None, reason="MLA_ORACLE_VLLM names no vLLM source tree")
+    def test_far_pages_are_reached_and_far_rows_are_not(self, arch: str) -> None:
+        splits = 0 if arch == "other" else 2
+        case = BASE.varied(arch=arch, heads=1, queries=5, main_length=33, extra_length=31, splits=splits)
+        assert judged(NAMED["vllm-triton"], case.varied(reach="caches")) == ("pass", [])
+        # The row's number and its stride are multiplied in 32 bits.
+        with pytest.raises(MemoryViolation, match=r"out-of-bounds load .* before the start of argument q"):
+            judged(NAMED["vllm-triton"], case.varied(reach="rows"))
 
     @pytest.mark.vllm
     @pytest.mark.skipif(TREE is None, reason="MLA_ORACLE_VLLM names no vLLM source tree")
