@@ -110,6 +110,30 @@ def _scales_raised(first: Outputs, inputs: Inputs, edited: Inputs) -> Outputs:
     return Outputs(cache)
 
 
+def _already_quantised(inputs: Inputs) -> Inputs | None:
+    """The numbers that the records stand for, written again; only where they are exact in bfloat16."""
+    written = (inputs.slots >= 0).nonzero().flatten()
+    if not written.numel():
+        return None
+    wide = records.dequantise(reference(inputs).cache, inputs.slots[written], inputs.encoding, torch.float64)
+    rows = wide.to(torch.bfloat16)
+    if not bool((rows.double() == wide)[:, :NOPE_LANES].all()):
+        return None
+    k = moved(inputs.k, inputs.k.device)
+    k[written, :NOPE_LANES] = rows[:, :NOPE_LANES]
+    return _with(inputs, k=k)
+
+
+def _values(answer: Outputs) -> torch.Tensor:
+    """What the codes of every record stand for, bytes that nobody wrote among them.
+
+    Read as OCP, FNUZ codes are all twice as large; a written cache holds none of the codes in which the two differ more.
+    """
+    blocks, block_size, _ = answer.cache.shape
+    slots = torch.arange(blocks * block_size)
+    return records.dequantise(answer.cache, slots, "float8_e4m3fn", torch.float64)[:, :NOPE_LANES]
+
+
 def _same(first: Outputs, inputs: Inputs, edited: Inputs) -> Outputs:
     del inputs, edited
     return first
@@ -124,6 +148,10 @@ LAWS: tuple[Law, ...] = (
     Law(
         "W6 lanes doubled", "doubled numbers have the same codes and a scale byte that is one higher", _doubled,
         _scales_raised, "bitwise",
+    ),
+    Law(
+        "W7 already quantised", "what a record stands for is written as the same numbers, if in other bytes",
+        _already_quantised, _same, "bitwise", _values,
     ),
 )  # fmt: skip
 
