@@ -11,6 +11,9 @@ from typing import Literal
 OPS: tuple[str, ...] = (
     "formats.cast",
     "cache.kv_record_write",
+    "cache.window_record_write",
+    "cache.compressed_record_write",
+    "cache.compressed_slots",
     "cache.kv_gather_dequant",
     "sparse_mla.decode_splits",
     "sparse_mla.decode",
