@@ -17,6 +17,9 @@ OPS: tuple[str, ...] = (
     "cache.kv_gather_dequant",
     "sparse_mla.decode_splits",
     "sparse_mla.decode",
+    "sparse_mla.inverse_rope",
+    "quant.mxfp8_rows",
+    "quant.inverse_rope_mxfp8_rows",
 )
 
 

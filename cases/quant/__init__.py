@@ -1,0 +1,1 @@
+"""What do we ask of quantisers and of products of quantised numbers?"""

@@ -1,0 +1,1 @@
+"""Who quantises, and who multiplies quantised numbers?"""

@@ -1,0 +1,1 @@
+"""What is right when numbers are quantised and quantised numbers are multiplied?"""
