@@ -29,6 +29,8 @@ OPS: tuple[str, ...] = (
     "sparse_mla.decode_splits",
     "sparse_mla.decode",
     "sparse_mla.prefill_dispatch",
+    "sparse_mla.prefill",
+    "sparse_mla.prefill_chunked",
     "sparse_mla.inverse_rope",
     "sparse_mla.output_rows",
     "quant.mxfp8_rows",
