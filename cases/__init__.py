@@ -31,6 +31,7 @@ OPS: tuple[str, ...] = (
     "sparse_mla.prefill_dispatch",
     "sparse_mla.prefill",
     "sparse_mla.prefill_chunked",
+    "sparse_mla.two_segment_forward",
     "sparse_mla.inverse_rope",
     "sparse_mla.output_rows",
     "quant.mxfp8_rows",
