@@ -36,6 +36,9 @@ OPS: tuple[str, ...] = (
     "sparse_mla.output_rows",
     "quant.mxfp8_rows",
     "quant.inverse_rope_mxfp8_rows",
+    "quant.wo_a_dequant",
+    "quant.wo_a_einsum",
+    "quant.mxfp8_bmm",
 )
 
 
