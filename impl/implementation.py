@@ -25,6 +25,8 @@ class Impl:
     precision: the rounding points on this execution.
     compile_key: cases with the same key share compiled code, so that a worker runs them together.
     source: the bytes that decide what the implementation computes, for the record's fingerprint.
+    by_shape: its libraries choose among kernels by the shape of the call, so that the same row may round differently in
+    another call.
     """
 
     name: str
@@ -33,6 +35,7 @@ class Impl:
     precision: Callable[[Case, Execution], Precision]
     compile_key: Callable[[Case], str]
     source: Callable[[], bytes]
+    by_shape: bool = False
 
 
 def implementations(op: str) -> tuple[Impl, ...]:

@@ -22,6 +22,8 @@ class Law:
     expect: from the first answer (and both inputs) the answer that the edited inputs must give.
     measure: `bitwise`, or `budget` when the edit moves rounding points: then both answers are judged by the reference.
     view: the part of an answer that the law speaks of.
+    reshapes: the edit changes the shape of the call, by which libraries choose their kernels; where an implementation
+    says that its libraries do, the law holds within the budget only.
     """
 
     name: str
@@ -30,6 +32,7 @@ class Law:
     expect: Callable[[Any, Any, Any], Any]
     measure: Literal["bitwise", "budget"]
     view: Callable[[Any], Any] = lambda answer: answer
+    reshapes: bool = False
 
 
 @dataclass(frozen=True)

@@ -100,7 +100,7 @@ def attempt(
             fingerprint = _fingerprint(outputs)
         with _blame_harness("judging"), _timed(times, "judge"):
             if edit is not None:
-                checks = kept(edit, inputs, first, edited, outputs, oracle.judge, precision)
+                checks = kept(edit, inputs, first, edited, outputs, oracle.judge, precision, impl.by_shape)
             else:
                 checks = tuple(oracle.judge(inputs, outputs, precision))
             status = verdict_of(checks)

@@ -186,6 +186,7 @@ IMPLS: tuple[Impl, ...] = (
         unsupported=no_reasons,
         precision=_torch_precision,
         compile_key=_torch_key,
+        by_shape=True,
         source=bytes_of(_HERE / "decode_torch.py", _HERE / "decode_call.py"),
     ),
 )

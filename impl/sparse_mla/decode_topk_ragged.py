@@ -60,7 +60,9 @@ def _vllm_reasons(case: Case, execution: Execution, module: str, one_launch: boo
     del execution
     reasons = indices_vllm.missing(module, VLLM_NAME)
     if case.holes == "removed" and case.entries in ("holes", "first_hole"):
-        reasons.append(f"holes=removed: vLLM promises rows whose positions come first, not those of entries={case.entries}")
+        reasons.append(
+            f"holes=removed: vLLM promises rows whose positions come first, not those of entries={case.entries}"
+        )
     if one_launch:
         reasons += indices_vllm.missing(VLLM_ONE_LAUNCH, "pack", "enabled")
         if case.tokens > _ONE_LAUNCH_TOKENS:

@@ -126,6 +126,7 @@ IMPLS: tuple[Impl, ...] = (
         unsupported=no_reasons,
         precision=_precision,
         compile_key=_torch_key,
+        by_shape=True,
         source=bytes_of(_HERE / "prefill_torch.py", _HERE / "prefill_call.py", _HERE / "decode_call.py"),
     ),
 )

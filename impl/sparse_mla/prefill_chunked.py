@@ -110,6 +110,7 @@ IMPLS: tuple[Impl, ...] = (
         unsupported=no_reasons,
         precision=_precision,
         compile_key=_torch_key,
+        by_shape=True,
         source=bytes_of(*_DRIVER, _HERE / "prefill_torch.py", _HERE.parent / "cache" / "kv_gather_dequant.py"),
     ),
 )  # fmt: skip

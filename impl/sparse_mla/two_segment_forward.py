@@ -204,6 +204,7 @@ IMPLS: tuple[Impl, ...] = (
         unsupported=no_reasons,
         precision=_precision_of_decode("torch-bf16"),
         compile_key=_key_of_decode("torch-bf16"),
+        by_shape=True,
         source=bytes_of(_HERE / "two_segment_forward_routes.py", _HERE / "decode_torch.py", _HERE / "decode_call.py"),
     ),
 )

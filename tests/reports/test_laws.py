@@ -1,14 +1,17 @@
 """Are the laws of an op asked about in a sweep, kept as records, and seen to be broken?"""
 
+import dataclasses
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 
 from cases.case import parse
+from cases.precision import Precision
 from reports import command
 from reports.environment import environment
 from reports.execute import attempt
+from reports.laws import kept
 from reports.plan import Selection, plan
 from reports.record import Record
 from reports.store import read_run
@@ -96,3 +99,17 @@ def test_an_unknown_law_is_one_sentence(capsys: pytest.CaptureFixture[str]) -> N
 def test_laws_cannot_be_chosen_for_a_run_of_failures(capsys: pytest.CaptureFixture[str]) -> None:
     assert command.main(["sweep", "--failed", "run", "--laws", "--on", "interpreter"]) == 2
     assert "--laws --failed: what failed is asked again" in capsys.readouterr().err
+
+
+def test_a_law_that_changes_shapes_holds_within_the_budget_where_libraries_go_by_shape(standins: ModuleType) -> None:
+    law = dataclasses.replace(standins.NEGATION, reshapes=True)
+    inputs = standins.build(standins.DoubleCase())
+    edited = law.edit(inputs)
+    # A right answer to the edited call, beside a first answer that the law contradicts.
+    first, second = standins.wrong_in_its_own_way(inputs), standins.right(edited)
+    checks = {
+        by_shape: kept(law, inputs, first, edited, second, standins.judge, Precision(), by_shape)
+        for by_shape in (False, True)
+    }
+    assert [check.passed for check in checks[False]] == [False]
+    assert [check.passed for check in checks[True]] == [True]
