@@ -151,6 +151,12 @@ def storage_bytes(tensor: torch.Tensor) -> torch.Tensor:
     return torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(storage)
 
 
+def element_bytes(tensor: torch.Tensor) -> torch.Tensor:
+    """The bytes of the elements of `tensor` in their order, flat uint8; a copy."""
+    # `contiguous` hands back what has one element or none as it is, whatever its strides.
+    return tensor.clone(memory_format=torch.contiguous_format).reshape(-1).view(torch.uint8)
+
+
 def owned_bytes(tensor: torch.Tensor) -> torch.Tensor:
     """bool over the storage of `tensor`: True at the bytes of its elements."""
     return _owned(tensor, list(range(tensor.ndim)), storage_bytes(tensor).numel(), int(tensor.storage_offset()))

@@ -19,7 +19,7 @@ import torch
 
 from cases import op_module
 from cases.case import Case
-from cases.memory import is_vast, map_tensors, named_tensors, new_memory_poisoned, on_device, trespasses
+from cases.memory import element_bytes, is_vast, map_tensors, named_tensors, new_memory_poisoned, on_device, trespasses
 from cases.precision import Precision
 from impl.implementation import Execution, Impl, device_of
 from oracle.check import Check, Status, verdict_of
@@ -235,7 +235,7 @@ def _fingerprint(outputs: Any) -> str:
     digest = hashlib.sha256()
     for name, tensor in sorted(named_tensors(outputs)):
         digest.update(f"{name} {tensor.dtype} {list(tensor.shape)}\n".encode())
-        digest.update(tensor.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+        digest.update(element_bytes(tensor).numpy().tobytes())
     return digest.hexdigest()
 
 
@@ -289,8 +289,7 @@ def diagnose(oracle: ModuleType, inputs: Any, outputs: Any) -> tuple[str, ...]:
 def _identical(got: torch.Tensor, wrong: torch.Tensor) -> bool:
     if got.shape != wrong.shape or (got.dtype != wrong.dtype and not got.dtype.is_floating_point):
         return False
-    there = wrong.to(got.dtype).contiguous().reshape(-1).view(torch.uint8)
-    return torch.equal(got.contiguous().reshape(-1).view(torch.uint8), there)
+    return torch.equal(element_bytes(got), element_bytes(wrong.to(got.dtype)))
 
 
 def _distance(
