@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+import torch
+
 from cases import op_module
 from cases.case import Case
 from cases.precision import Precision
@@ -47,6 +49,13 @@ def implementations(op: str) -> tuple[Impl, ...]:
 def device_of(execution: Execution) -> str:
     """The torch device on which inputs must lie for an execution."""
     return "cpu" if execution == "interpreter" else "cuda"
+
+
+def architecture() -> str:
+    """What the device calls its architecture, `gfx950:sramecc+:xnack-`; `no AMD device` where there is none."""
+    if not torch.cuda.is_available():
+        return "no AMD device"
+    return str(getattr(torch.cuda.get_device_properties(0), "gcnArchName", "no AMD device"))
 
 
 def without_triton() -> list[str]:

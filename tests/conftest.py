@@ -1,10 +1,69 @@
-"""What must be settled before any test imports torch or triton?
+"""What must be settled before any test imports torch or triton, and what do tests of all families ask alike?
 
 Triton reads TRITON_INTERPRET when a kernel is decorated, and torch its thread count when it is imported; one thread a
 worker, since the workers share the cores.
 """
 
 import os
+import sys
 
 os.environ.setdefault("TRITON_INTERPRET", "1")
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+import importlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+TREE = os.environ.get("MLA_ORACLE_VLLM")
+_NO_TREE = pytest.mark.skip(reason="MLA_ORACLE_VLLM names no vLLM source tree")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Tests marked `vllm` are skipped where there is no tree."""
+    for item in items:
+        if TREE is None and item.get_closest_marker("vllm"):
+            item.add_marker(_NO_TREE)
+
+
+@pytest.fixture(autouse=True)
+def _tree_of_vllm(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In tests marked `vllm`, vLLM is the tree that MLA_ORACLE_VLLM names."""
+    if TREE is not None and request.node.get_closest_marker("vllm"):
+        monkeypatch.setattr(importlib.import_module("impl.sources.settings"), "_vllm", Path(TREE))
+
+
+@pytest.fixture(scope="session")
+def verdict() -> Callable[..., tuple[str, list[str]]]:
+    """What a sweep would record of an implementation and a case, or a law on it: the status, and what was wrong."""
+    running = importlib.import_module("reports.execute")
+    environment = importlib.import_module("reports.record").Environment(
+        machine="", python="", torch="", triton="", numpy="", device=""
+    )
+
+    def found(case: Any, impl: Any, law: str = "") -> tuple[str, list[str]]:
+        with pytest.MonkeyPatch.context() as patch:
+            # Which mutant a failure resembles takes long to find and is not asked here.
+            patch.setattr(running, "diagnose", lambda *_: ())
+            record = running.execute(case, impl, "interpreter", environment, law=law)
+        return record.status, [*record.reasons, *(str(check) for check in record.checks if not check.passed)]
+
+    return found
+
+
+@pytest.fixture(scope="session")
+def watched() -> Callable[[Any, Any], Any]:
+    """An implementation's answer to a private copy of the inputs, every access watched and nothing else written."""
+    memory = importlib.import_module("cases.memory")
+    watch = importlib.import_module("impl.executions.memory_watch").watch
+
+    def answer(impl: Any, inputs: Any) -> Any:
+        used = memory.on_device(inputs, "cpu")
+        with watch():
+            outputs = impl.run(used)
+        assert memory.trespasses(inputs, used, sys.modules[type(inputs).__module__].WRITABLE) == []
+        return outputs
+
+    return answer

@@ -93,7 +93,7 @@ AXES: Mapping[str, tuple[Axis, ...]] = {
     "tokens": (0, 1, 3, 17, 64, 130, 520, 1000),
     "groups": (1, 2, 4, 8),
     "rank": (16, 32, 64, 128, 384),
-    "width": (128, 256, 512, 1024, 2048),
+    "width": (256, 512, 1024, 2048),
     "form": ("block", "row"),
     "scales": ("one", "near", "wide", "extreme"),
     "layout": ("contiguous", "strided"),

@@ -226,7 +226,7 @@ def _list(case: PrefillCase, rows: int, t: int, draw: Draw) -> torch.Tensor:
         return _outside(case, rows, length)
     entries = draw.permutation(f"rows{t}", rows - 1)[:length] + 1
     if case.duplicates == "within" and length > 1:
-        entries[length - length // 3 - 1 :] = entries[: length // 3 + 1]
+        entries[length - length // 3 - 1 :] = entries[: length // 3 + 1].clone()
     if t == 0 and length:
         # The last row of all: what is read behind it is not the pool's.
         entries[length // 2] = rows - 1

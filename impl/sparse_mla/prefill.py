@@ -8,13 +8,11 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import cast
 
-import torch
-
 from cases.case import Case
 from cases.precision import Precision
 from cases.sparse_mla.prefill import PrefillCase
 from cases.sparse_mla.prefill_call import PrefillInputs, PrefillOutputs
-from impl.implementation import Execution, Impl, bytes_of, needs_triton, no_reasons, without_triton
+from impl.implementation import Execution, Impl, architecture, bytes_of, needs_triton, no_reasons, without_triton
 from impl.sources import settings, vllm
 from impl.sparse_mla.decode import VLLM_MODULE, vllm_source
 
@@ -42,8 +40,8 @@ def _opus_reasons(case: Case, execution: Execution) -> list[str]:
     reasons = []
     if execution != "hip":
         reasons.append(f"on={execution}: OPUS is machine code for gfx950")
-    elif not torch.cuda.get_device_properties(0).gcnArchName.startswith("gfx950"):
-        reasons.append(f"{torch.cuda.get_device_properties(0).gcnArchName}: OPUS is machine code for gfx950")
+    elif not (name := architecture()).startswith("gfx950"):
+        reasons.append(f"{name}: OPUS is machine code for gfx950")
     if importlib.util.find_spec("aiter") is None:
         reasons.append("aiter is not installed")
     if case.nope_lanes + case.rope_lanes != _OPUS_LANES:

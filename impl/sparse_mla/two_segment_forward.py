@@ -14,12 +14,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import cast
 
-import torch
-
 from cases.case import Case
 from cases.precision import Precision
 from cases.sparse_mla.two_segment_forward import ForwardCase, Inputs, Outputs, decode_case
-from impl.implementation import Execution, Impl, bytes_of, no_reasons, without_triton
+from impl.implementation import Execution, Impl, architecture, bytes_of, no_reasons, without_triton
 from impl.sources import aiter, settings
 from impl.sources.source_tree import source_tree
 from impl.sparse_mla import decode
@@ -116,7 +114,7 @@ def _gluon_reasons(case: Case, execution: Execution) -> list[str]:
         reasons.append("AITER reads packed caches by a Gluon kernel, which Triton's interpreter cannot run")
     elif execution == "cuda":
         reasons.append("AITER reads packed caches on gfx950 only")
-    elif "gfx950" not in (name := torch.cuda.get_device_properties(0).gcnArchName):
+    elif "gfx950" not in (name := architecture()):
         reasons.append(f"AITER reads packed caches on gfx950 only, the device is {name}")
     return reasons
 

@@ -277,11 +277,11 @@ def _flipped(first: Outputs, inputs: Inputs, edited: Inputs) -> Outputs:
 
 
 LAWS: tuple[Law, ...] = (
-    Law("heads as queries", "only queries times blocks of 16 heads counts", _heads_as_queries, _unchanged, "bitwise"),
-    Law("head blocks filled up", "a block of heads costs the same full or not", _heads_filled, _unchanged, "bitwise"),
-    Law("points reversed", "a point's answer does not depend on its neighbours", _reversed, _flipped, "bitwise"),
-    Law("lengths changed", "a launch goes by capacity, never by what is used", _other_lengths, _unchanged, "bitwise"),
-    Law("device doubled", "twice the programs on twice the units make the same waves", _device_doubled, _unchanged,
+    Law("H1 heads as queries", "only queries times blocks of 16 heads counts", _heads_as_queries, _unchanged, "bitwise"),
+    Law("H2 head blocks filled up", "a block of heads costs the same full or not", _heads_filled, _unchanged, "bitwise"),
+    Law("H3 points reversed", "a point's answer does not depend on its neighbours", _reversed, _flipped, "bitwise"),
+    Law("H4 lengths changed", "a launch goes by capacity, never by what is used", _other_lengths, _unchanged, "bitwise"),
+    Law("H5 device doubled", "twice the programs on twice the units make the same waves", _device_doubled, _unchanged,
         "bitwise"),
 )  # fmt: skip
 

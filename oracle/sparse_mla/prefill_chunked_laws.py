@@ -174,7 +174,7 @@ LAWS: tuple[Law, ...] = (
     Law("M19 all together", "all requests may be one chunk", _all_together, _same, "bitwise", reshapes=True),
     Law("M19 more room", "spare rows of the workspace do not matter", _more_room, _same, "bitwise"),
     Law("M19 used workspace", "what the workspace held before does not matter", _workspace_used, _same, "bitwise"),
-    Law("stale tails", "what stands behind the chosen positions does not matter", _other_stale_tails, _same,
+    Law("P1 stale tails", "what stands behind the chosen positions does not matter", _other_stale_tails, _same,
         "bitwise"),
     Law("M29 same call twice", "the same call gives the same bits", _untouched, _same, "bitwise"),
 )  # fmt: skip

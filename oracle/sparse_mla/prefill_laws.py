@@ -265,6 +265,6 @@ LAWS: tuple[Law, ...] = (
     Law("M14 fewer queries", "a call may be cut into several", _last_queries_alone, _answer_of_the_last_queries,
         "bitwise", reshapes=True),
     Law("M15 dense form", "both forms of the call ask the same", _dense, _same, "bitwise"),
-    Law("leading lanes", "leading lanes are those of the whole answer", _leading_lanes_asked, _cut, "bitwise"),
+    Law("P1 leading lanes", "leading lanes are those of the whole answer", _leading_lanes_asked, _cut, "bitwise"),
     Law("M29 same call twice", "the same call gives the same bits", _untouched, _same, "bitwise"),
 )  # fmt: skip

@@ -1,8 +1,7 @@
 """Are writers of compressed records judged rightly: every right one passes, and every wrong one is seen?"""
 
 import dataclasses
-import os
-import random
+from collections.abc import Callable
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -17,33 +16,19 @@ from cases import memory
 from cases.cache import compressed_record_write as ask
 from cases.cache import kv_record_write
 from cases.cache.compressed_record_write import CompressedCase, Inputs, Outputs
-from cases.case import parse
+from cases.covering import sweep_cases
 from cases.precision import Precision
 from impl.cache.compressed_record_write import IMPLS
-from impl.executions import memory_watch
 from impl.implementation import Impl
 from impl.sources import settings
 from oracle.cache import compressed_record_write as right
 from oracle.cache import records
-from oracle.laws import Mutant
 
 EXACTLY = Precision(probability="exact", flushes=False)
-OURS, VLLM, VLLM_V4, TORCH = IMPLS
+_, VLLM, VLLM_V4, _ = IMPLS
 
 
-def small_sweep(count: int) -> list[CompressedCase]:
-    """The regressions and some random cases."""
-    choose = random.Random(5)
-    cases = [case for case in map(parse, ask.REGRESSIONS) if isinstance(case, CompressedCase)]
-    while len(cases) < count:
-        axes: dict[str, Any] = {axis: choose.choice(values) for axis, values in ask.AXES.items()}
-        case = CompressedCase(**axes, seed=choose.randrange(99))
-        if not ask.forbid(case):
-            cases.append(case)
-    return cases
-
-
-SWEEP = small_sweep(32)
+SWEEP = [case for case in sweep_cases(ask.CASE.op, "default") if isinstance(case, CompressedCase)]
 
 
 def passes(inputs: Inputs, outputs: Outputs) -> bool:
@@ -216,17 +201,6 @@ def test_right_answers_pass_whatever_is_fused(seed: int, ratio: int, values: str
         assert answer is not None and passes(inputs, answer), way.name
 
 
-@pytest.mark.parametrize("case", SWEEP, ids=str)
-def test_laws_hold(case: CompressedCase) -> None:
-    inputs = ask.build(case)
-    first = right.reference(inputs)
-    assert passes(inputs, first)
-    for law in right.LAWS:
-        edited = law.edit(inputs)
-        if edited is not None:
-            assert passes(edited, law.expect(first, inputs, edited)), law.name
-
-
 def test_every_law_can_be_broken() -> None:
     asked = ask.build(
         CompressedCase(
@@ -250,16 +224,6 @@ def test_every_law_can_be_broken() -> None:
         first, second = answer(asked), answer(edited)
         assert first is not None and second is not None
         assert not torch.equal(second.cache, law.expect(first, asked, edited).cache), law.name
-
-
-@pytest.mark.parametrize("mutant", right.MUTANTS, ids=lambda mutant: mutant.name)
-def test_every_mutant_is_caught(mutant: Mutant) -> None:
-    def caught(case: CompressedCase) -> bool:
-        inputs = ask.build(case)
-        answer = mutant.answer(inputs)
-        return answer is not None and not passes(inputs, answer)
-
-    assert any(caught(case) for case in SWEEP)
 
 
 MALFORMED: list[tuple[dict[str, Any], type[Exception], str]] = [
@@ -291,12 +255,9 @@ def test_a_slot_written_twice_is_refused_only_where_both_tokens_write() -> None:
     right.reference(call(torch.zeros(2, 512), [3, 4], [5, 5]))
 
 
-def test_inputs_are_a_pure_function_of_the_case_and_of_the_kind_it_says() -> None:
-    for case in SWEEP[2:]:
-        first, again = ask.build(case), ask.build(parse(case.id))  # type: ignore[arg-type]
-        for (_, one), (_, other) in zip(memory.named_tensors(first), memory.named_tensors(again), strict=True):
-            assert torch.equal(one.contiguous().view(torch.uint8), other.contiguous().view(torch.uint8))
-        writers = right.call(first).taken()
+def test_as_many_tokens_write_as_the_case_says() -> None:
+    for case in SWEEP:
+        writers = right.call(ask.build(case)).taken()
         if case.positions == "between" or case.slots == "all_skipped":
             assert writers.numel() == 0
         elif case.positions == "closing" and case.slots in ("dense", "scattered"):
@@ -304,30 +265,6 @@ def test_inputs_are_a_pure_function_of_the_case_and_of_the_kind_it_says() -> Non
     table = ask.build(CompressedCase(ratio=128, positions="last", tokens=1)).cos_sin
     assert table.shape[0] % 128 == 0
     assert float((table[:, :32].double().square() + table[:, 32:].double().square() - 1).abs().max()) < 2.0**-22
-
-
-@pytest.mark.parametrize("impl", [OURS, TORCH], ids=lambda impl: impl.name)
-def test_implementations_write_the_right_bytes(impl: Impl) -> None:
-    for case in SWEEP:
-        pristine = ask.build(case)
-        used = memory.on_device(pristine, "cpu")
-        with memory_watch.watch():
-            outputs = impl.run(used)
-        assert memory.trespasses(pristine, used, ask.WRITABLE) == [], case.id
-        checks = right.judge(pristine, outputs, impl.precision(case, "interpreter"))
-        assert all(check.passed for check in checks), (case.id, [str(check) for check in checks])
-
-
-def test_our_kernel_keeps_the_laws() -> None:
-    inputs = ask.build(
-        CompressedCase(tokens=7, slots="skipped", block_size=4, positions="edges", table_layout="strided")
-    )
-    first = OURS.run(memory.on_device(inputs, "cpu"))
-    for law in right.LAWS:
-        edited = law.edit(inputs)
-        assert edited is not None, law.name
-        second = OURS.run(memory.on_device(edited, "cpu"))
-        assert torch.equal(second.cache, law.expect(first, inputs, edited).cache), law.name
 
 
 def test_vllm_says_why_it_cannot_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -338,34 +275,17 @@ def test_vllm_says_why_it_cannot_answer(tmp_path: Path, monkeypatch: pytest.Monk
     assert [text.split(":")[0] for text in reasons] == ["ratio=2", "values=wide"]
 
 
-real_vllm = pytest.mark.skipif("MLA_ORACLE_VLLM" not in os.environ, reason="MLA_ORACLE_VLLM names no vLLM source tree")
-
-
 @pytest.mark.vllm
-@real_vllm
 @pytest.mark.parametrize("impl", [VLLM, VLLM_V4], ids=lambda impl: impl.name)
-def test_vllm_writes_the_right_bytes(impl: Impl, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(settings, "_vllm", Path(os.environ["MLA_ORACLE_VLLM"]))
-    answered = 0
-    for case in SWEEP:
-        if impl.unsupported(case, "interpreter"):
-            continue
-        pristine = ask.build(case)
-        used = memory.on_device(pristine, "cpu")
-        with memory_watch.watch():
-            outputs = impl.run(used)
-        assert memory.trespasses(pristine, used, ask.WRITABLE) == []
-        assert passes(pristine, outputs), case.id
-        answered += 1
-    assert answered > 4
+def test_vllm_writes_the_right_bytes(impl: Impl, verdict: Callable[..., tuple[str, list[str]]]) -> None:
+    answered = [case for case in SWEEP[::3] if not impl.unsupported(case, "interpreter")]
+    assert len(answered) > 4
+    for case in answered:
+        assert verdict(case, impl) == ("pass", []), case.id
 
 
 @pytest.mark.vllm
-@real_vllm
-def test_vllm_of_v41_refuses_other_ratios_and_accepts_slots_that_are_written_twice(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(settings, "_vllm", Path(os.environ["MLA_ORACLE_VLLM"]))
+def test_vllm_of_v41_refuses_other_ratios_and_accepts_slots_that_are_written_twice() -> None:
     for ratio in (0, 3, 4):
         with pytest.raises(AssertionError):
             VLLM.run(call(one_row(), [3], [5], ratio=ratio))

@@ -15,7 +15,6 @@ from cases import OPS, UnknownOp, op_module, ops_named
 from cases.case import (
     Case,
     CaseError,
-    case_type,
     impossible,
     is_optional,
     matches,
@@ -68,30 +67,13 @@ def test_an_id_is_read_back_as_the_case(heads: int, word: Any, size: Any, flag: 
     assert read_back(case.id) == case
 
 
+def test_space_round_an_id_is_passed_over() -> None:
+    assert read_back(f"  {SpelledCase().id}\n") == SpelledCase()
+
+
 def read_back(text: str) -> Case:
     # hypothesis runs many examples within one test, so the patched house is asked through the module.
     return cases.case.parse(text)
-
-
-def test_an_id_needs_no_quoting_in_a_shell() -> None:
-    import shlex
-
-    for op in OPS:
-        text = case_type(op)().id
-        assert shlex.quote(text) == text
-
-
-@pytest.mark.parametrize("op", OPS)
-def test_the_default_case_of_every_op_is_read_back(op: str) -> None:
-    case = case_type(op)()
-    assert parse(case.id) == case
-    assert parse(f"  {case.id}\n") == case
-
-
-@pytest.mark.parametrize("op", OPS)
-def test_every_regression_is_spelled_completely(op: str) -> None:
-    for text in op_module("cases", op).REGRESSIONS:
-        assert parse(text).id == text
 
 
 @pytest.mark.parametrize(
@@ -128,7 +110,8 @@ def test_a_wrong_id_is_refused_with_what_would_be_right(text: str, sentence: str
 def test_a_long_wrong_id_is_not_repeated_whole() -> None:
     with pytest.raises(CaseError) as caught:
         parse("x" * 5000)
-    assert len(str(caught.value)) < 500
+    assert "x" * 70 in str(caught.value)
+    assert "x" * 90 not in str(caught.value)
 
 
 def test_a_varied_case_changes_what_was_named_and_nothing_else() -> None:

@@ -2,7 +2,7 @@
 
 import dataclasses
 import math
-import random
+from collections.abc import Callable
 
 import ml_dtypes
 import numpy as np
@@ -10,11 +10,10 @@ import pytest
 import torch
 
 from cases import memory
-from cases.case import parse
+from cases.covering import sweep_cases
 from cases.formats import cast as ask
 from cases.formats.cast import CastCase, Inputs, Outputs
 from cases.precision import Precision
-from impl.executions import memory_watch
 from impl.formats.cast import IMPLS
 from impl.implementation import Impl
 from oracle.formats import cast as right
@@ -28,18 +27,7 @@ NUMPY_TYPES = {
 }
 
 
-def small_sweep(count: int) -> list[CastCase]:
-    """The regressions and some random cases."""
-    choose = random.Random(0)
-    cases = [case for case in map(parse, ask.REGRESSIONS) if isinstance(case, CastCase)]
-    while len(cases) < count:
-        case = CastCase(**{axis: choose.choice(values) for axis, values in ask.AXES.items()}, seed=choose.randrange(99))  # type: ignore[arg-type]
-        if not ask.forbid(case):
-            cases.append(case)
-    return cases
-
-
-SWEEP = small_sweep(110)
+SWEEP = [case for case in sweep_cases(ask.CASE.op, "default") if isinstance(case, CastCase)]
 
 
 def call(source: torch.Tensor, format: str, direction: str = "encode", **rules: str) -> Inputs:
@@ -114,26 +102,6 @@ def test_the_reference_agrees_with_another_formulation(case: CastCase) -> None:
     assert np.array_equal(got.numpy()[plain], codes.view(np.uint8)[plain])
 
 
-@pytest.mark.parametrize("case", SWEEP, ids=str)
-def test_laws_hold_and_right_answers_pass(case: CastCase) -> None:
-    inputs = ask.build(case)
-    first = right.reference(inputs)
-    assert passes(inputs, first)
-    for law in right.LAWS:
-        edited = law.edit(inputs)
-        if edited is not None:
-            assert passes(edited, law.expect(first, inputs, edited)), law.name
-    for honest in right.HONEST:
-        answer = honest.answer(inputs)
-        assert answer is None or passes(inputs, answer), honest.name
-
-
-@pytest.mark.parametrize("mutant", right.MUTANTS, ids=lambda mutant: mutant.name)
-def test_every_mutant_is_caught(mutant: right.Mutant) -> None:
-    answers = [(inputs, mutant.answer(inputs)) for inputs in map(ask.build, SWEEP)]
-    assert any(answer is not None and not passes(inputs, answer) for inputs, answer in answers)
-
-
 def test_the_three_laws_can_be_broken() -> None:
     inputs = ask.build(CastCase(values="ties", count=64))
     truncated = next(mutant for mutant in right.MUTANTS if mutant.name == "rounded-toward-zero")
@@ -162,36 +130,23 @@ def test_every_tie_of_the_default_case_is_asked() -> None:
     assert values.issuperset(numbers)
 
 
-def test_inputs_are_a_pure_function_of_the_case() -> None:
-    for case in SWEEP[:40]:
-        first, again = ask.build(case), ask.build(parse(case.id))  # type: ignore[arg-type]
-        assert torch.equal(memory.storage_bytes(first.source), memory.storage_bytes(again.source))
-        assert first.source.numel() == first.out.numel() == case.count
-
-
 def rounds_two_smallest_powers_up(inputs: Inputs) -> bool:
     """Whether torch's E8M0 cast is asked for a number between 2^-127 and 1.5 * 2^-127, which it rounds away from."""
     size = inputs.source.double().abs()
     return inputs.format == "float8_e8m0fnu" and bool(((size > 2.0**-127) & (size < 1.5 * 2.0**-127)).any())
 
 
-@pytest.mark.parametrize("impl", IMPLS, ids=lambda impl: impl.name)
-def test_implementations_are_right_where_they_have_no_reason(impl: Impl) -> None:
-    answered = 0
-    for case in SWEEP:
-        if impl.unsupported(case, "interpreter"):
-            continue
-        pristine = ask.build(case)
-        used = memory.on_device(pristine, "cpu")
-        with memory_watch.watch():
-            outputs = impl.run(used)
-        assert memory.trespasses(pristine, used, ask.WRITABLE) == []
-        if impl.name == "torch-cast" and pristine.direction == "encode" and rounds_two_smallest_powers_up(pristine):
-            continue
-        checks = right.judge(pristine, outputs, impl.precision(case, "interpreter"))
-        assert all(check.passed for check in checks), (case.id, [str(check) for check in checks])
-        answered += 1
-    assert answered > 30
+@pytest.mark.parametrize("impl", IMPLS[1:], ids=lambda impl: impl.name)
+def test_the_casts_of_triton_and_torch_are_right_where_they_have_no_reason(
+    impl: Impl, verdict: Callable[..., tuple[str, list[str]]]
+) -> None:
+    answered = [case for case in SWEEP if not impl.unsupported(case, "interpreter")]
+    assert len(answered) > 20
+    for case in answered:
+        wrong = (
+            impl.name == "torch-cast" and case.direction == "encode" and rounds_two_smallest_powers_up(ask.build(case))
+        )
+        assert wrong or verdict(case, impl) == ("pass", []), case.id
 
 
 def test_reasons_name_the_axis_that_is_in_the_way() -> None:

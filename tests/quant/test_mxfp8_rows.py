@@ -1,7 +1,7 @@
 """Are MXFP8 quantisers judged rightly: every right answer passes, every wrong one is seen, and do ours give it?"""
 
 import math
-import os
+from collections.abc import Callable
 from fractions import Fraction
 from pathlib import Path
 
@@ -12,23 +12,20 @@ from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
-from cases import memory
-from cases.case import parse
 from cases.covering import sweep_cases
 from cases.precision import Precision
 from cases.quant import mxfp8_rows as ask
 from cases.quant.mxfp8_rows import Inputs, Outputs, QuantiseCase
-from impl.executions import memory_watch
 from impl.implementation import Impl
 from impl.quant.mxfp8_rows import IMPLS
 from impl.sources import settings
 from oracle.check import Check
-from oracle.laws import Law, Mutant
 from oracle.quant import mxfp8_rows as right
 from reports.laws import break_of
 
 SWEEP = [case for case in sweep_cases("quant.mxfp8_rows", "default") if isinstance(case, QuantiseCase)]
-OURS, VLLM, VLLM_TORCH, TORCH = IMPLS
+OURS, VLLM, VLLM_TORCH, _ = IMPLS
+Watched = Callable[[Impl, Inputs], Outputs]
 STRICT = Precision(flushes=False)
 
 
@@ -41,15 +38,6 @@ def row_of(amax: float, others: float = 0.0) -> torch.Tensor:
 
 def broken(inputs: Inputs, outputs: Outputs, precision: Precision = STRICT) -> list[Check]:
     return [check for check in right.judge(inputs, outputs, precision) if not check.passed]
-
-
-def run(impl: Impl, inputs: Inputs) -> Outputs:
-    """The answer, on a private copy and with every access watched."""
-    used = memory.on_device(inputs, "cpu")
-    with memory_watch.watch():
-        outputs: Outputs = impl.run(used)
-    assert memory.trespasses(inputs, used, ask.WRITABLE) == []
-    return outputs
 
 
 ULP_AT_448 = 2.0**-15
@@ -76,8 +64,8 @@ ULP_AT_448 = 2.0**-15
         (3.3e38, 247, 0x78),
     ],
 )
-def test_hand_worked_blocks(amax: float, byte: int, code: int) -> None:
-    for impl_answer in (right.reference(Inputs(row_of(amax))), run(OURS, Inputs(row_of(amax)))):
+def test_hand_worked_blocks(amax: float, byte: int, code: int, watched: Watched) -> None:
+    for impl_answer in (right.reference(Inputs(row_of(amax))), watched(OURS, Inputs(row_of(amax)))):
         assert impl_answer.scales.tolist() == [[byte]]
         assert impl_answer.codes.view(torch.uint8)[0, 5].item() == code
         assert impl_answer.codes.view(torch.uint8)[0, 6:].count_nonzero() == 0
@@ -158,27 +146,6 @@ def test_dequantised_rows_are_near_the_rows(seed: int, values: str, dtype: str) 
     assert bool((answer.codes.view(torch.uint8) & 0x7F != 0x7F).all())
 
 
-@pytest.mark.parametrize("case", SWEEP[::3], ids=str)
-def test_right_answers_pass_and_laws_hold(case: QuantiseCase) -> None:
-    inputs = ask.build(case)
-    for honest in right.HONEST:
-        assert broken(inputs, honest.answer(inputs), honest.precision) == [], honest.name
-    for law in right.LAWS:
-        checks = break_of(law, inputs, right.reference(inputs), right.reference, right.judge, STRICT)
-        assert [str(check) for check in checks or () if not check.passed] == [], law.name
-    assert memory.trespasses(ask.build(case), inputs, ()) == []
-
-
-@pytest.mark.parametrize("mutant", right.MUTANTS, ids=lambda mutant: mutant.name)
-def test_every_mutant_is_caught(mutant: Mutant) -> None:
-    def caught(case: QuantiseCase) -> bool:
-        inputs = ask.build(case)
-        answer = mutant.answer(inputs)
-        return answer is not None and bool(broken(inputs, answer))
-
-    assert any(caught(case) for case in SWEEP)
-
-
 @pytest.mark.parametrize(
     ("law", "crooked", "values"),
     [
@@ -222,35 +189,11 @@ def test_widening_and_repeating_see_what_depends_on_the_dtype_or_on_history() ->
             assert checks is not None and not all(check.passed for check in checks)
 
 
-@pytest.mark.parametrize("law", right.LAWS, ids=lambda law: law.name)
-def test_ours_keeps_the_law(law: Law) -> None:
-    spoken = 0
-    for case in (
-        QuantiseCase(tokens=2, lanes=96),
-        QuantiseCase(tokens=2, lanes=64, dtype="float32", values="amax_edge"),
-        QuantiseCase(tokens=2, lanes=64, stack=2, layout="transposed", values="ties"),
-    ):
-        inputs = ask.build(case)
-        checks = break_of(law, inputs, run(OURS, inputs), lambda asked: run(OURS, asked), right.judge, STRICT)
-        spoken += checks is not None
-        assert [str(check) for check in checks or () if not check.passed] == [], case.id
-    assert spoken
-
-
-@pytest.mark.parametrize("impl", [OURS, TORCH], ids=lambda impl: impl.name)
-def test_implementations_quantise_rightly(impl: Impl) -> None:
-    for case in [*SWEEP[::3], *map(parse, ask.REGRESSIONS)]:
-        assert isinstance(case, QuantiseCase)
-        inputs = ask.build(case)
-        found = broken(inputs, run(impl, inputs), impl.precision(case, "interpreter"))
-        assert [str(check) for check in found] == [], case.id
-
-
-def test_ours_is_the_reference_bit_for_bit_in_the_band_too() -> None:
+def test_ours_is_the_reference_bit_for_bit_in_the_band_too(watched: Watched) -> None:
     for case in SWEEP:
         if case.values == "band" and case.tokens <= 7:
             inputs = ask.build(case)
-            got, want = run(OURS, inputs), right.reference(inputs)
+            got, want = watched(OURS, inputs), right.reference(inputs)
             assert torch.equal(got.scales, want.scales)
             assert torch.equal(got.codes.view(torch.uint8), want.codes.view(torch.uint8))
 
@@ -296,13 +239,9 @@ def test_failures_name_the_block_and_the_lane() -> None:
     assert "but should be uint8[1, 2]" in str(broken(inputs, Outputs(lane.codes, lane.scales[:, :1]))[0])
 
 
-def test_inputs_are_finite_and_a_pure_function_of_the_case() -> None:
+def test_rows_are_finite() -> None:
     for case in SWEEP:
-        first, again = ask.build(case), ask.build(parse(case.id))  # type: ignore[arg-type]
-        assert bool(torch.isfinite(first.rows).all())
-        assert memory.is_vast(first.rows) or torch.equal(
-            memory.storage_bytes(first.rows), memory.storage_bytes(again.rows)
-        )
+        assert bool(torch.isfinite(ask.build(case).rows).all()), case.id
 
 
 def test_vllm_says_why_it_cannot_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -313,42 +252,26 @@ def test_vllm_says_why_it_cannot_answer(tmp_path: Path, monkeypatch: pytest.Monk
     assert VLLM_TORCH.unsupported(QuantiseCase(stack=3), "interpreter") == [first]
 
 
-needs_vllm = pytest.mark.skipif("MLA_ORACLE_VLLM" not in os.environ, reason="MLA_ORACLE_VLLM names no vLLM source tree")
-
-
-@pytest.fixture
-def tree(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(settings, "_vllm", Path(os.environ["MLA_ORACLE_VLLM"]))
-
-
 @pytest.mark.vllm
-@needs_vllm
 @pytest.mark.parametrize("impl", [VLLM, VLLM_TORCH], ids=lambda impl: impl.name)
-def test_vllm_quantises_rightly(impl: Impl, tree: None) -> None:
-    answered = 0
-    for case in [*SWEEP[::3], *map(parse, ask.REGRESSIONS)]:
-        assert isinstance(case, QuantiseCase)
-        if impl.unsupported(case, "interpreter") or case.tokens == 0:
-            continue
-        inputs = ask.build(case)
-        assert broken(inputs, run(impl, inputs), impl.precision(case, "interpreter")) == [], case.id
-        answered += 1
-    assert answered > 15
+def test_vllm_quantises_rightly(impl: Impl, verdict: Callable[..., tuple[str, list[str]]]) -> None:
+    asked = [case for case in SWEEP[::4] if case.tokens and not impl.unsupported(case, "interpreter")]
+    assert len(asked) > 8
+    for case in asked:
+        assert verdict(case, impl) == ("pass", []), case.id
 
 
 @pytest.mark.vllm
-@needs_vllm
-def test_vllms_torch_form_cannot_take_zero_rows(tree: None) -> None:
+def test_vllms_torch_form_cannot_take_zero_rows() -> None:
     with pytest.raises(RuntimeError, match="cannot reshape tensor of 0 elements"):
         VLLM_TORCH.run(ask.build(QuantiseCase(tokens=0)))
     assert VLLM.run(ask.build(QuantiseCase(tokens=0))).scales.shape == (0, 16)
 
 
 @pytest.mark.vllm
-@needs_vllm
-def test_vllms_formula_takes_the_lower_byte_just_above_a_limit(tree: None) -> None:
+def test_vllms_formula_takes_the_lower_byte_just_above_a_limit(watched: Watched) -> None:
     rows = torch.cat([row_of(float(np.nextafter(np.float32(448.0 * 2.0**70), np.float32(np.inf))))] * 2)
     assert right.reference(Inputs(rows)).scales.tolist() == [[198], [198]]
     for impl in (VLLM, VLLM_TORCH):
-        answer = run(impl, Inputs(rows))
+        answer = watched(impl, Inputs(rows))
         assert answer.scales.tolist() == [[197], [197]] and broken(Inputs(rows), answer) == []

@@ -1,7 +1,6 @@
 """Are rows of workspace indices judged rightly, and do our own routes build the right ones?"""
 
 import dataclasses
-import os
 import random
 from pathlib import Path
 
@@ -11,11 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cases import memory
-from cases.case import parse
+from cases.covering import sweep_cases
 from cases.precision import Precision
 from cases.sparse_mla import combine_topk_window as ask
 from cases.sparse_mla.combine_topk_window import CombineCase, Inputs, Outputs
-from impl.executions import memory_watch
 from impl.implementation import Impl
 from impl.sources import settings as sources
 from impl.sparse_mla.combine_topk_window import IMPLS
@@ -31,9 +29,7 @@ def drawn(choose: random.Random) -> CombineCase:
             return case
 
 
-_CHOOSE = random.Random(3)
-REGRESSIONS = [case for case in map(parse, ask.REGRESSIONS) if isinstance(case, CombineCase)]
-SWEEP = [*REGRESSIONS, *(drawn(_CHOOSE) for _ in range(30))]
+SWEEP = [case for case in sweep_cases(ask.CASE.op, "default") if isinstance(case, CombineCase) and not ask.heavy(case)]
 OURS, DENSE, VLLM, VLLM_V4, VLLM_V4_ROCM, VLLM_TORCH = IMPLS
 
 
@@ -138,24 +134,13 @@ def test_every_index_lies_in_its_request_and_window_rows_are_consecutive(seed: i
     queries = inputs.query_start[1:] - inputs.query_start[:-1]
     owner = torch.repeat_interleave(torch.arange(queries.numel()), queries.long())
     used = outputs.combined >= 0
-    inside = torch.div(outputs.combined, inputs.request_rows, rounding_mode="floor") == owner[:, None]
+    inside = torch.div(outputs.combined, max(inputs.request_rows, 1), rounding_mode="floor") == owner[:, None]
     assert bool((inside | ~used).all())
     last = outputs.combined.gather(1, (outputs.lens[:, None] - 1).clamp(min=0).long())[:, 0]
     own = inputs.request_rows * owner + inputs.compressed_rows + inputs.gather_lens[owner]
     rank = torch.arange(owner.numel()) - (inputs.query_start[1:] - inputs.query_start[0])[owner]
     # The last column that counts is the query's own token, counted from the end of the gathered ones.
     assert torch.equal(last[outputs.lens > 0].long(), (own + rank)[outputs.lens > 0].long())
-
-
-@pytest.mark.parametrize("case", SWEEP, ids=str)
-def test_laws_hold_and_right_answers_pass(case: CombineCase) -> None:
-    inputs = ask.build(case)
-    first = right.reference(inputs)
-    for law in right.LAWS:
-        broken = break_of(law, inputs, first, right.reference, right.judge, Precision())
-        assert broken is None or all(check.passed for check in broken), law.name
-    for honest in right.HONEST:
-        assert passes(inputs, honest.answer(inputs)), honest.name
 
 
 def test_every_law_can_be_broken() -> None:
@@ -174,16 +159,6 @@ def test_every_law_can_be_broken() -> None:
         answer = mutants[wrong[law.name.split()[0]]].answer
         broken = break_of(law, inputs, answer(inputs), answer, right.judge, Precision())
         assert broken is not None and not all(check.passed for check in broken), law.name
-
-
-@pytest.mark.parametrize("mutant", right.MUTANTS, ids=lambda mutant: mutant.name)
-def test_every_mutant_is_caught(mutant: right.Mutant) -> None:
-    def caught(case: CombineCase) -> bool:
-        inputs = ask.build(case)
-        answer = mutant.answer(inputs)
-        return answer is not None and not passes(inputs, answer)
-
-    assert any(caught(case) for case in SWEEP)
 
 
 def test_a_failure_names_the_column() -> None:
@@ -212,32 +187,13 @@ def test_malformed_calls_are_named(changes: dict[str, object], sentence: str) ->
         right.reference(two_requests(**changes))
 
 
-def test_inputs_are_a_pure_function_of_the_case_and_keep_the_contract() -> None:
+def test_far_and_strided_rows_are_what_they_say_and_indices_fit_into_32_bits() -> None:
     for case in SWEEP:
-        first, again = ask.build(case), ask.build(parse(case.id))  # type: ignore[arg-type]
-        for (_, one), (_, other) in zip(memory.named_tensors(first), memory.named_tensors(again), strict=True):
-            assert torch.equal(one, other)
+        inputs = ask.build(case)
         if case.reach == "far":
-            assert memory.is_vast(first.topk) and memory.is_vast(first.combined)
-        assert first.request_rows * case.requests < 2**31
-        assert case.layout != "strided" or first.topk.shape[0] < 2 or first.topk.stride(0) > first.topk.shape[1]
-
-
-@pytest.mark.parametrize("impl", [OURS, DENSE], ids=lambda impl: impl.name)
-def test_our_routes_build_the_right_rows_and_keep_the_laws(impl: Impl) -> None:
-    for case in SWEEP[:24]:
-        pristine = ask.build(case)
-        used = memory.on_device(pristine, "cpu")
-        with memory_watch.watch():
-            outputs = impl.run(used)
-        assert memory.trespasses(pristine, used, ask.WRITABLE) == [], case.id
-        checks = right.judge(pristine, outputs, impl.precision(case, "interpreter"))
-        assert all(check.passed for check in checks), (case.id, [str(check) for check in checks])
-    inputs = ask.build(CombineCase(requests=4, queries=5))
-    for law in right.LAWS:
-        first = impl.run(memory.on_device(inputs, "cpu"))
-        broken = break_of(law, inputs, first, impl.run, right.judge, Precision())
-        assert broken is not None and all(check.passed for check in broken), law.name
+            assert memory.is_vast(inputs.topk) and memory.is_vast(inputs.combined)
+        assert inputs.request_rows * case.requests < 2**31
+        assert case.layout != "strided" or inputs.topk.shape[0] < 2 or inputs.topk.stride(0) > inputs.topk.shape[1]
 
 
 def test_vllm_says_why_it_cannot_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -270,26 +226,13 @@ def test_the_torch_form_is_looked_for_where_the_backend_defines_it(
         assert len(reasons) == 1 and "has no form of its own" in reasons[0]
 
 
-needs_vllm = pytest.mark.skipif("MLA_ORACLE_VLLM" not in os.environ, reason="MLA_ORACLE_VLLM names no vLLM source tree")
-
-
-@pytest.fixture
-def real_vllm(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sources, "_vllm", Path(os.environ["MLA_ORACLE_VLLM"]))
-
-
 @pytest.mark.vllm
-@needs_vllm
-@pytest.mark.usefixtures("real_vllm")
 def test_vllm_v41_agrees_where_the_index_tensor_has_all_columns() -> None:
-    answered = 0
-    for case in SWEEP:
-        if VLLM.unsupported(case, "interpreter") or case.buffer == "narrower":
-            continue
-        pristine = ask.build(case)
-        assert passes(pristine, VLLM.run(memory.on_device(pristine, "cpu"))), case.id
-        answered += 1
-    assert answered > 10
+    asked = [case for case in SWEEP[::3] if case.buffer != "narrower" and not VLLM.unsupported(case, "interpreter")]
+    assert len(asked) > 5
+    for case in asked:
+        inputs = ask.build(case)
+        assert passes(inputs, VLLM.run(memory.on_device(inputs, "cpu"))), case.id
 
 
 def power_of_two_window(**changes: object) -> Inputs:
@@ -298,8 +241,6 @@ def power_of_two_window(**changes: object) -> Inputs:
 
 
 @pytest.mark.vllm
-@needs_vllm
-@pytest.mark.usefixtures("real_vllm")
 def test_vllm_v41_stays_inside_what_was_gathered_where_the_contract_is_broken() -> None:
     # Two gathered tokens are too few for position 3, whose window begins at token 0; the kernel begins it at token 3.
     outputs = VLLM.run(power_of_two_window(gather_lens=int32([2, 3])))
@@ -307,8 +248,6 @@ def test_vllm_v41_stays_inside_what_was_gathered_where_the_contract_is_broken() 
 
 
 @pytest.mark.vllm
-@needs_vllm
-@pytest.mark.usefixtures("real_vllm")
 def test_vllm_v4_moves_entries_that_are_none() -> None:
     inputs = power_of_two_window(topk=int32([[1, -1], [0, 4], [7, 7], [-1, 3], [4, 2]]))
     outputs = VLLM_V4.run(memory.on_device(inputs, "cpu"))
@@ -319,8 +258,6 @@ def test_vllm_v4_moves_entries_that_are_none() -> None:
 
 
 @pytest.mark.vllm
-@needs_vllm
-@pytest.mark.usefixtures("real_vllm")
 @pytest.mark.parametrize("impl", [VLLM_V4, VLLM_V4_ROCM], ids=lambda impl: impl.name)
 def test_vllm_v4_gives_negative_lengths_before_the_first_token(impl: Impl) -> None:
     lens = impl.run(power_of_two_window(seq_lens=int32([5, 0]), gather_lens=int32([5, 3]))).lens
@@ -328,8 +265,6 @@ def test_vllm_v4_gives_negative_lengths_before_the_first_token(impl: Impl) -> No
 
 
 @pytest.mark.vllm
-@needs_vllm
-@pytest.mark.usefixtures("real_vllm")
 def test_vllm_v4_rocm_raises_without_rows() -> None:
     inputs = ask.build(CombineCase(requests=0))
     with pytest.raises(RuntimeError, match="cannot reshape tensor of 0 elements"):

@@ -9,14 +9,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cases.case import parse
 from cases.covering import sweep_cases
 from cases.memory import guarded, guarded_copy, storage_bytes
 from cases.sparse_mla import decode as questions
 from cases.sparse_mla.decode import AXES, DecodeCase, DecodeInputs, DecodeOutputs, Segment, build, forbid, heavy
 from oracle import mxfp8
 from oracle.cache import records
-from oracle.laws import Law
 from oracle.sparse_mla import decode as oracle
 from oracle.sparse_mla.decode_faults import HONEST, MUTANTS, Way, compute
 from reports.laws import break_of, identical
@@ -266,12 +264,8 @@ def fp32_rounding() -> oracle.Precision:
     return oracle.Precision(probability="float32", output="float32")
 
 
-def test_the_same_case_gives_the_same_bytes_and_another_seed_others() -> None:
-    first, second = build(BASE), build(BASE)
-    assert torch.equal(storage_bytes(first.main.cache), storage_bytes(second.main.cache))
-    assert torch.equal(first.query.view(torch.int16), second.query.view(torch.int16))
-    other = build(BASE.varied(seed=1))
-    assert not torch.equal(first.query, other.query)
+def test_another_seed_gives_another_query() -> None:
+    assert not torch.equal(build(BASE).query, build(BASE.varied(seed=1)).query)
 
 
 def test_slot_0_is_never_asked_for_and_holds_garbage() -> None:
@@ -292,22 +286,6 @@ def test_every_kind_of_values_is_within_the_formats() -> None:
 # The judge.
 
 
-@pytest.mark.parametrize("way", HONEST, ids=lambda way: way.name)
-def test_right_answers_pass(way: object) -> None:
-    cases = [
-        BASE.varied(values=v, rotation=r) for v, r in (("randn", "none"), ("needle", "spread"), ("single", "quarter"))
-    ]
-    spoken = 0
-    for case in cases:
-        inputs = build(case)
-        answer = way.answer(inputs)  # type: ignore[attr-defined]
-        if answer is not None:
-            spoken += 1
-            checks = oracle.judge(inputs, answer, way.precision)  # type: ignore[attr-defined]
-            assert [str(check) for check in checks if not check.passed] == []
-    assert spoken
-
-
 @pytest.mark.parametrize("values", ["randn", "single"])
 def test_a_query_rounded_again_passes_even_where_it_leaves_nothing_of_the_scores(values: str) -> None:
     """One key of all the weight beside a finite sink: the variance cancels in float64, the budget must not."""
@@ -318,81 +296,9 @@ def test_a_query_rounded_again_passes_even_where_it_leaves_nothing_of_the_scores
     assert [str(check) for check in checks if not check.passed] == []
 
 
-def _killers() -> dict[str, list[str]]:
-    """For mutants that only some calls show, such calls."""
-    rotated = {"rotation": "spread", "queries": 3}
-    mxfp8 = rotated | {"output": "mxfp8", "values": "uniform_exact", "sink": "absent", "rotation": "quarter"}
-    return {
-        "plain": [BASE.varied(queries=3, sink="moderate", values="needle").id, BASE.varied(queries=3, splits=5).id],
-        "turned": [BASE.varied(**rotated).id],
-        "codes": [
-            BASE.varied(**mxfp8).id,
-            BASE.varied(**(mxfp8 | {"values": "randn", "rows": "mixed", "queries": 7})).id,
-        ],
-        "odd": [
-            BASE.varied(values="nan_lanes", main_block=5, block_stride="padded").id,
-            BASE.varied(form="ragged_offset", duplicates="within", values="uniform_exact", sink="absent").id,
-            BASE.varied(form="dense", duplicates="across", values="uniform_exact", sink="absent").id,
-            BASE.varied(form="dense_counted", invalid="middle", values="uniform_exact", sink="absent").id,
-            BASE.varied(invalid="scattered", garbage="nan", values="uniform_exact", rows="mixed", queries=7).id,
-            BASE.varied(invalid="scattered", garbage="huge", sink="longer", heads=17, extra_block=2).id,
-            BASE.varied(values="wide", layout="strided", rows="mixed", queries=7, sink="absent").id,
-            BASE.varied(sink="large", splits=3, heads=17, values="integer_exact").id,
-            BASE.varied(arch="gfx942", main_encoding="float8_e4m3fnuz", queries=7, rows="ragged").id,
-            BASE.varied(values="single", sink="absent", heads=1, rotation="spread").id,
-            BASE.varied(values="uniform_exact", sink="absent", rotation="spread", queries=3).id,
-            BASE.varied(values="outlier", queries=7, main_length=32, extra_length=512).id,
-            BASE.varied(values="outlier", queries=2, heads=64, extra_length=512, sink="absent").id,
-            BASE.varied(main_length=0, extra_length=257, values="repeated", sink="absent", queries=1).id,
-            BASE.varied(main_length=128, extra_length=-1, invalid="front", splits=1, queries=1, heads=1).id,
-            BASE.varied(heads=64, queries=1, extra_length=512, sink="absent").id,
-            BASE.varied(heads=16, queries=1, extra_length=512, values="ties", splits=2).id,
-            BASE.varied(arch="gfx942", main_encoding="float8_e4m3fnuz", values="nan_lanes", sink="absent").id,
-            BASE.varied(trust_extra=True, values="nan_lanes").id,
-            BASE.varied(adaptive=True, splits=8, queries=16, heads=1, extra_length=512, values="uniform_exact").id,
-            BASE.varied(extra_length=-1, main_length=128, invalid="front", values="below", sink="absent").id,
-        ],
-        # Rows and pages whose offsets need more than 32 bits.
-        "far": [
-            BASE.varied(heads=1, reach="caches").id,
-            BASE.varied(heads=1, queries=5, reach="rows").id,
-        ],
-    }
-
-
-def test_every_mutant_is_caught_by_one_of_a_few_calls() -> None:
-    alive = {mutant.name: mutant for mutant in MUTANTS}
-    for ids in _killers().values():
-        for case_id in ids:
-            inputs = build(parse(case_id))
-            right = OURS.answer(inputs)
-            assert all(check.passed for check in oracle.judge(inputs, right, OURS.precision)), case_id
-            for name, mutant in list(alive.items()):
-                wrong = mutant.answer(inputs)
-                if wrong is not None and not all(c.passed for c in oracle.judge(inputs, wrong, OURS.precision)):
-                    del alive[name]
-    assert sorted(alive) == []
-
-
-def test_mutant_names_are_unique_and_a_mutant_without_its_fault_is_the_right_way() -> None:
-    assert len({mutant.name for mutant in MUTANTS}) == len(MUTANTS)
+def test_a_mutant_without_its_fault_is_the_right_way() -> None:
     inputs = build(BASE)
     assert identical(dataclasses.replace(compute(inputs, Way()), lse=None), OURS.answer(inputs))
-
-
-@pytest.mark.parametrize("law", oracle.LAWS, ids=lambda law: law.name)
-def test_the_right_way_keeps_the_law(law: Law) -> None:
-    spoken = 0
-    for changes in (
-        {}, {"sink": "absent", "splits": 3}, {"sink": "minus_infinity", "rotation": "spread"}, {"extra_length": -1},
-        {"arch": "gfx942", "values": "needle"}, {"splits": 4, "values": "repeated"},
-    ):  # fmt: skip
-        inputs = build(BASE.varied(**changes))
-        checks = break_of(law, inputs, OURS.answer(inputs), OURS.answer, oracle.judge, OURS.precision)
-        if checks is not None:
-            spoken += 1
-            assert [str(check) for check in checks if not check.passed] == []
-    assert spoken
 
 
 def test_a_law_can_be_broken() -> None:

@@ -2,8 +2,6 @@
 
 import dataclasses
 import math
-import os
-import random
 import struct
 from collections.abc import Callable
 from pathlib import Path
@@ -16,7 +14,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, rule, run_state_machine_as_test
 
 from cases import memory
-from cases.case import parse
+from cases.covering import sweep_cases
 from cases.precision import Precision
 from cases.sparse_mla import output_rows as ask
 from cases.sparse_mla.output_rows import LANES, Arch, Decode, Inputs, OutputCase, Outputs
@@ -34,20 +32,7 @@ FP32 = Precision(flushes=False)
 NOPE = 448
 
 
-def small_sweep(count: int) -> list[OutputCase]:
-    """The regressions and some random cases."""
-    choose = random.Random(2)
-    cases = [case for case in map(parse, ask.REGRESSIONS) if isinstance(case, OutputCase)]
-    while len(cases) < count:
-        case = OutputCase(
-            **{axis: choose.choice(values) for axis, values in ask.AXES.items()}, seed=choose.randrange(99)
-        )  # type: ignore[arg-type]
-        if not ask.forbid(case):
-            cases.append(case)
-    return cases
-
-
-SWEEP = small_sweep(40)
+SWEEP = [case for case in sweep_cases(ask.CASE.op, "default") if isinstance(case, OutputCase)]
 
 
 def passes(inputs: Inputs, outputs: Outputs, precision: Precision = FP32) -> bool:
@@ -329,36 +314,10 @@ def test_codes_lie_as_near_to_the_turned_row_as_mxfp8_allows(case: OutputCase) -
 
 
 @pytest.mark.parametrize("case", SWEEP, ids=str)
-def test_right_answers_pass_and_keep_the_laws(case: OutputCase) -> None:
+def test_the_reference_passes_at_either_width(case: OutputCase) -> None:
     inputs = ask.build(case)
     assert passes(inputs, right.reference(inputs))
     assert passes(inputs, right.reference(inputs, torch.float64), Precision(accumulate="exact", flushes=False))
-    for honest in right.HONEST:
-        answer = honest.answer(inputs)
-        assert answer is None or passes(inputs, answer, honest.precision), honest.name
-    first = right.reference(inputs)
-    for law in right.LAWS:
-        checks = break_of(law, inputs, first, right.reference, right.judge, FP32)
-        assert checks is None or all(check.passed for check in checks), law.name
-
-
-@pytest.mark.parametrize("impl", [OURS, TORCH], ids=lambda impl: impl.name)
-def test_implementations_settle_the_rows_and_keep_the_laws(impl: Impl) -> None:
-    def run(inputs: Inputs) -> Outputs:
-        used = memory.on_device(inputs, "cpu")
-        with memory_watch.watch():
-            outputs: Outputs = impl.run(used)
-        assert memory.trespasses(inputs, used, ask.WRITABLE) == []
-        return outputs
-
-    for number, case in enumerate(SWEEP):
-        inputs = ask.build(case)
-        first = run(inputs)
-        assert passes(inputs, first, impl.precision(case, "interpreter")), case.id
-        if number % 4 == 0 and case.reach == "near":
-            for law in right.LAWS:
-                checks = break_of(law, inputs, first, run, right.judge, FP32)
-                assert checks is None or all(check.passed for check in checks), (law.name, case.id)
 
 
 @pytest.mark.parametrize("mutant", right.MUTANTS, ids=lambda mutant: mutant.name)
@@ -444,37 +403,19 @@ def test_vllm_says_why_it_cannot_answer(tmp_path: Path, monkeypatch: pytest.Monk
     assert "output=mxfp8" in VLLM_V4.unsupported(OutputCase(output="mxfp8"), "interpreter")[1]
 
 
-@pytest.fixture
-def _real_vllm(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(settings, "_vllm", Path(os.environ["MLA_ORACLE_VLLM"]))
-
-
-needs_vllm = pytest.mark.skipif("MLA_ORACLE_VLLM" not in os.environ, reason="MLA_ORACLE_VLLM names no vLLM source tree")
-
-
 @pytest.mark.vllm
-@needs_vllm
-@pytest.mark.usefixtures("_real_vllm")
 @pytest.mark.parametrize("impl", [VLLM, VLLM_V4], ids=lambda impl: impl.name)
-def test_vllm_turns_every_row_once_but_those_of_the_route_without_splits(impl: Impl) -> None:
-    answered = 0
-    for case in SWEEP:
-        if case.reach == "far" or impl.unsupported(case, "interpreter"):
-            continue
-        inputs = ask.build(case)
-        used = memory.on_device(inputs, "cpu")
-        with memory_watch.watch():
-            outputs = impl.run(used)
-        assert memory.trespasses(inputs, used, ask.WRITABLE) == []
+def test_vllm_turns_every_row_once_but_those_of_the_route_without_splits(
+    impl: Impl, verdict: Callable[..., tuple[str, list[str]]]
+) -> None:
+    asked = [case for case in SWEEP[::2] if case.reach != "far" and not impl.unsupported(case, "interpreter")]
+    assert len(asked) > 8
+    for case in asked:
         believed = case.decode == "unsplit" and case.decode_tokens > 0 and not case.warm_up
-        assert passes(inputs, outputs) != believed, case.id
-        answered += 1
-    assert answered > 15
+        assert verdict(case, impl)[0] == ("fail" if believed else "pass"), case.id
 
 
 @pytest.mark.vllm
-@needs_vllm
-@pytest.mark.usefixtures("_real_vllm")
 def test_vllm_multiplies_row_and_stride_in_32_bits() -> None:
     for output in ("bfloat16", "mxfp8"):
         case = OutputCase(output=output, decode_tokens=0, prefill_tokens=3, reach="far")  # type: ignore[arg-type]

@@ -1,8 +1,8 @@
 """Are sliding-window slots judged rightly, and do our own routes list the right ones?"""
 
 import dataclasses
-import os
 import random
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -11,11 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cases import memory
-from cases.case import parse
+from cases.covering import sweep_cases
 from cases.precision import Precision
 from cases.sparse_mla import window_slots as ask
 from cases.sparse_mla.window_slots import Inputs, Outputs, WindowCase
-from impl.executions import memory_watch
 from impl.implementation import Impl
 from impl.sources import settings as sources
 from impl.sparse_mla.window_slots import IMPLS
@@ -31,9 +30,7 @@ def drawn(choose: random.Random) -> WindowCase:
             return case
 
 
-_CHOOSE = random.Random(7)
-REGRESSIONS = [case for case in map(parse, ask.REGRESSIONS) if isinstance(case, WindowCase)]
-SWEEP = [*REGRESSIONS, *(drawn(_CHOOSE) for _ in range(25))]
+SWEEP = [case for case in sweep_cases(ask.CASE.op, "default") if isinstance(case, WindowCase)]
 OURS, DENSE, VLLM, ONE_LAUNCH = IMPLS
 RUNS = pytest.mark.parametrize("run", [right.reference, OURS.run, DENSE.run], ids=["reference", OURS.name, DENSE.name])
 
@@ -156,17 +153,6 @@ def test_the_reference_agrees_with_asking_of_every_position(seed: int) -> None:
     assert outputs.gather_lens.tolist() == gather
 
 
-@pytest.mark.parametrize("case", SWEEP, ids=str)
-def test_laws_hold_and_right_answers_pass(case: WindowCase) -> None:
-    inputs = ask.build(case)
-    first = right.reference(inputs)
-    for law in right.LAWS:
-        broken = break_of(law, inputs, first, right.reference, right.judge, Precision())
-        assert broken is None or all(check.passed for check in broken), law.name
-    for honest in right.HONEST:
-        assert passes(inputs, honest.answer(inputs)), honest.name  # type: ignore[arg-type]
-
-
 def test_every_law_can_be_broken() -> None:
     mutants = {mutant.name: mutant for mutant in right.MUTANTS}
     wrong = {
@@ -182,16 +168,6 @@ def test_every_law_can_be_broken() -> None:
         answer = mutants[wrong[law.name.split()[0]]].answer
         broken = break_of(law, inputs, answer(inputs), answer, right.judge, Precision())
         assert broken is not None and not all(check.passed for check in broken), law.name
-
-
-@pytest.mark.parametrize("mutant", right.MUTANTS, ids=lambda mutant: mutant.name)
-def test_every_mutant_is_caught(mutant: right.Mutant) -> None:
-    def caught(case: WindowCase) -> bool:
-        inputs = ask.build(case)
-        answer = mutant.answer(inputs)
-        return answer is not None and not passes(inputs, answer)
-
-    assert any(caught(case) for case in SWEEP)
 
 
 def test_how_far_below_zero_an_empty_row_says_is_free_and_nothing_else() -> None:
@@ -224,38 +200,17 @@ def test_malformed_calls_are_named(changes: dict[str, object], sentence: str) ->
         right.reference(two_requests(**changes))
 
 
-def test_inputs_are_a_pure_function_of_the_case_and_keep_the_contract() -> None:
+def test_far_rows_and_huge_slots_are_what_they_say() -> None:
     for case in SWEEP:
-        first, again = ask.build(case), ask.build(parse(case.id))  # type: ignore[arg-type]
-        for (_, one), (_, other) in zip(memory.named_tensors(first), memory.named_tensors(again), strict=True):
-            assert torch.equal(one, other)
+        inputs = ask.build(case)
         if case.reach == "far":
-            assert memory.is_vast(first.slots) and memory.is_vast(first.table)
-        if case.slots == "huge" and bool((right.reference(first).slots >= 0).any()):
-            assert int(right.reference(first).slots.max()) > 2**31 - 2**20
+            assert memory.is_vast(inputs.slots) and memory.is_vast(inputs.table)
+        if case.slots == "huge" and bool((right.reference(inputs).slots >= 0).any()):
+            assert int(right.reference(inputs).slots.max()) > 2**31 - 2**20
 
 
-@pytest.mark.parametrize("impl", [OURS, DENSE], ids=lambda impl: impl.name)
-def test_our_routes_list_the_right_slots_and_keep_the_laws(impl: Impl) -> None:
-    for case in SWEEP[:26]:
-        pristine = ask.build(case)
-        used = memory.on_device(pristine, "cpu")
-        with memory_watch.watch():
-            outputs = impl.run(used)
-        assert memory.trespasses(pristine, used, ask.WRITABLE) == [], case.id
-        checks = right.judge(pristine, outputs, impl.precision(case, "interpreter"))
-        assert all(check.passed for check in checks), (case.id, [str(check) for check in checks])
-    inputs = ask.build(WindowCase(requests=4, others=0))
-    for law in right.LAWS:
-        first = impl.run(memory.on_device(inputs, "cpu"))
-        broken = break_of(law, inputs, first, impl.run, right.judge, Precision())
-        assert broken is not None and all(check.passed for check in broken), law.name
-
-
-def test_vllm_says_why_it_cannot_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_launch_says_why_it_cannot_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sources, "_vllm", tmp_path)
-    (reason,) = VLLM.unsupported(WindowCase(), "interpreter")
-    assert "is not a vLLM tree" in reason
     case = WindowCase(part="prefill", width="wider", requests=5, queries=40)
     words = [text.split(":")[0] for text in ONE_LAUNCH.unsupported(case, "interpreter")[1:]]
     assert words == ["part=prefill, others=2", "width=wider", "requests=5, queries=40"]
@@ -265,34 +220,20 @@ def test_vllm_says_why_it_cannot_answer(tmp_path: Path, monkeypatch: pytest.Monk
     ]
 
 
-needs_vllm = pytest.mark.skipif("MLA_ORACLE_VLLM" not in os.environ, reason="MLA_ORACLE_VLLM names no vLLM source tree")
+@pytest.mark.vllm
+@pytest.mark.parametrize("impl", [VLLM, ONE_LAUNCH], ids=lambda impl: impl.name)
+def test_vllm_lists_the_right_slots(impl: Impl, verdict: Callable[..., tuple[str, list[str]]]) -> None:
+    decoding = [case.varied(part="decode", others=0, width="exact") for case in SWEEP]
+    asked = [case for case in [*SWEEP[::3], *decoding[::3]] if not ask.forbid(case)]
+    answered = [case for case in asked if not impl.unsupported(case, "interpreter")]
+    assert len(answered) > 8
+    for case in answered:
+        assert verdict(case, impl) == ("pass", []), case.id
 
 
 @pytest.mark.vllm
-@needs_vllm
 @pytest.mark.parametrize("impl", [VLLM, ONE_LAUNCH], ids=lambda impl: impl.name)
-def test_vllm_lists_the_right_slots(impl: Impl, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sources, "_vllm", Path(os.environ["MLA_ORACLE_VLLM"]))
-    cases = [*SWEEP, *(case.varied(part="decode", others=0, width="exact") for case in SWEEP)]
-    answered = 0
-    for case in cases:
-        if ask.forbid(case) or impl.unsupported(case, "interpreter"):
-            continue
-        pristine = ask.build(case)
-        used = memory.on_device(pristine, "cpu")
-        with memory_watch.watch():
-            outputs = impl.run(used)
-        assert memory.trespasses(pristine, used, ask.WRITABLE) == [], case.id
-        assert passes(pristine, outputs), case.id
-        answered += 1
-    assert answered > 15
-
-
-@pytest.mark.vllm
-@needs_vllm
-@pytest.mark.parametrize("impl", [VLLM, ONE_LAUNCH], ids=lambda impl: impl.name)
-def test_vllm_stores_negative_lengths_of_empty_rows(impl: Impl, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sources, "_vllm", Path(os.environ["MLA_ORACLE_VLLM"]))
+def test_vllm_stores_negative_lengths_of_empty_rows(impl: Impl) -> None:
     inputs = Inputs(
         slots=torch.zeros(3, 3, dtype=torch.int32), lens=int32([0] * 3), gather_lens=int32([]),
         query_start=int32([0, 3]), seq_lens=int32([1]), token_to_request=int32([0, 0, 0]),
