@@ -29,9 +29,11 @@ class Precision(msgspec.Struct, frozen=True, kw_only=True):
 
     score: the format that partial sums of a query-key product are kept in.
     query: the format that the scaled query is rounded to before the product ("exact" when it is used as given).
+    key: the format that a key is rounded to once it is decoded and scaled ("exact" when that changes nothing).
     probability: the format that exp(score - max) is rounded to before it multiplies the values.
     accumulate: the format that value sums are kept in.
     partial: the format that a split's un-normalised sum is stored in.
+    averaged: whether a split's result is stored as an average, to be weighed by its log-sum-exp.
     output: the format that the answer is rounded to before it is stored, where the output tensor is wider.
     exponential_ulps: the largest error of the exponential, in units of 2^-24.
     systematic_ulps: error of a score, in units of 2^-24 of it, that all keys share, from folded factors and truncation.
@@ -41,9 +43,11 @@ class Precision(msgspec.Struct, frozen=True, kw_only=True):
 
     score: Rounding = "float32"
     query: Rounding = "exact"
+    key: Rounding = "exact"
     probability: Rounding = "bfloat16"
     accumulate: Rounding = "float32"
     partial: Rounding = "float32"
+    averaged: bool = False
     output: Rounding = "float32"
     exponential_ulps: float = 4.0
     systematic_ulps: float = 8.0

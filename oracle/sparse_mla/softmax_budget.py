@@ -10,6 +10,8 @@ smaller of the worst case and this.
     score error E           E * sqrt(V)                 or   z E sqrt(sum_i p_i^2 (K_i - o)^2)
     common score error      c * u_32 * max|s| * sqrt(V),   V = sum_i p_i (K_i - o)^2 with the sink as a key of value 0
     sums in fp32            u_32 * (z sqrt(n) + 16) * sum_i p_i |K_i|
+    key rounding            u_k * sum_i p_i |K_i|, for equal lanes of different keys round alike
+    averaged splits         u_32 * (4 |lse| + 2 e + 16) * sum_i p_i |K_i|,  e the exponential's ulps
     output rounding         half an ulp at |o| + the above
 
 E bounds a score's accumulation error over D lanes, z sqrt(D) u_32 scale sum_d |q_d K_id|, over all keys that it could
@@ -123,7 +125,8 @@ def row_budget(
     share = (top - peak).exp() / total
     rounding = rounding + _SMALLEST_HALF.get(precision.probability, 0.0) * share[:, None] * (copies @ sizes)
     u_q = UNIT_ROUNDOFF[precision.query]
-    per_score = HOEFFDING * math.sqrt(lanes) * UNIT_ROUNDOFF[precision.score] + u_q
+    u_k = UNIT_ROUNDOFF[precision.key]
+    per_score = HOEFFDING * math.sqrt(lanes) * UNIT_ROUNDOFF[precision.score] + u_q + u_k
     errors = reach * per_score
     # A key counts if some error of the scores could make it count.
     margin = errors + errors.gather(1, score.argmax(1, keepdim=True))
@@ -141,7 +144,10 @@ def row_budget(
     u_sum = UNIT_ROUNDOFF[precision.accumulate]
     summed = u_sum * (HOEFFDING * math.sqrt(total_count) + 16) * size
     summed = summed + UNIT_ROUNDOFF[precision.partial] * size * (precision.partial != "float32")
-    allowed = rounding + scored + shared + summed + FLUSHED * precision.flushes
+    # A split's weight is the exponential of a logarithm, which is as large as the scores are.
+    reweighed = U32 * (4 * lse.abs() + 2 * precision.exponential_ulps + 16) * precision.averaged
+    handed_on = (u_k + reweighed[:, None]) * size
+    allowed = rounding + scored + shared + summed + handed_on + FLUSHED * precision.flushes
 
     alone_counts = torch.ones_like(level) if sink is None else torch.isinf(sink)
     fits = bool((sizes * copies[:, None]).sum(0).max() < _EXACT_SUM and ((keys / _GRAIN).frac() == 0).all())
@@ -152,7 +158,7 @@ def row_budget(
         # Copies of a key score alike up to the order of summation; a narrow probability hides that where it is small.
         apart = torch.zeros_like(error) if total_count == 1 else error
         narrow = torch.where(apart > hidden, u_p, 0.0)
-        slack = (narrow + 2 * apart + (0.0 if whole else 4 * U32)) * known.abs()
+        slack = (narrow + 2 * apart + (0.0 if whole else 4 * U32)) * known.abs() + handed_on
         tiny = (((keys != 0) & (sizes < _NORMAL)).any(0)) | ((known != 0) & (known.abs() < _NORMAL))
         slack = slack + FLUSHED * tiny * precision.flushes
         equal = (level & alone_counts)[:, None]
@@ -160,9 +166,10 @@ def row_budget(
 
     lse_allowed = error[:, 0] + precision.systematic_ulps * U32 * loudest[:, 0]
     lse_allowed = lse_allowed + U32 * (HOEFFDING * math.sqrt(total_count) + 16 + precision.exponential_ulps)
+    lse_allowed = lse_allowed + reweighed
     many = ((1 / crowd).sum(1) >= 16) & ~level & (count >= 32) & (error[:, 0] < 0.25)
     # What need not be independent enters with its worst case.
-    common = shared + summed + FLUSHED * precision.flushes
+    common = shared + summed + handed_on + FLUSHED * precision.flushes
     variance = u_p**2 / 3 * norm + (error / HOEFFDING).square() * centred + common.square()
     deviation = torch.where(many[:, None], variance.sqrt(), math.nan)
     # The mean error of a row along the sign of the answer is a sum over keys too: key i moves it by p_i c_i.

@@ -1,0 +1,1 @@
+"""Who answers the ops of dense MLA?"""

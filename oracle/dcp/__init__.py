@@ -1,0 +1,1 @@
+"""What is right when a cache is sharded over ranks?"""

@@ -1,0 +1,1 @@
+"""What is right in dense MLA: attention over a paged latent cache, plans, partial results and prefill?"""
