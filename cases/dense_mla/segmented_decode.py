@@ -233,7 +233,11 @@ def _stored(values: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     if dtype in CODES:
         largest = torch.finfo(dtype).max
         values = values.clamp(-largest, largest)
-    return values.to(dtype)
+    stored = values.to(dtype)
+    if dtype not in CODES:
+        # Which NaN a conversion gives depends on the processor.
+        stored[torch.isnan(values)] = torch.full((), math.nan, dtype=dtype)
+    return stored
 
 
 def _length(case: SegmentedCase, row: int, draw: Draw) -> int:
