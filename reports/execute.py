@@ -22,6 +22,7 @@ from cases.case import Case
 from cases.memory import element_bytes, is_vast, map_tensors, named_tensors, new_memory_poisoned, on_device, trespasses
 from cases.precision import Precision
 from impl.implementation import Execution, Impl, device_of
+from impl.sources.source_tree import SourceError
 from oracle.check import Check, Status, verdict_of
 from oracle.laws import Mutant
 from reports.laws import kept, law_named
@@ -79,7 +80,11 @@ def attempt(
     try:
         oracle, questions = op_module("oracle", case.op), op_module("cases", case.op)
         with _blame_harness("asking what is unsupported"):
-            missing = impl.unsupported(case, execution) or _unsupported_interpreter(impl, execution)
+            try:
+                missing = impl.unsupported(case, execution) or _unsupported_interpreter(impl, execution)
+            except SourceError as mistake:
+                # A mistake in the sources that were pointed at is the suspect's.
+                raise _Stop("error", str(mistake)) from mistake
         if missing:
             raise _Stop("unsupported", *missing)
         with _blame_harness("describing the implementation"):

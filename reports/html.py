@@ -96,6 +96,7 @@ def write_report(
     coverage: Sequence["Ledger"] = (),
     notes: Sequence[str] = (),
     missing: int = 0,
+    trees: str = "",
 ) -> Path:
     """One self-contained HTML file about `records`, at `out`; returns `out`.
 
@@ -103,7 +104,7 @@ def write_report(
     other file and no address. coverage: the t-way coverage of the cases. notes: sentences under the verdict. missing:
     how many planned cases have no record.
     """
-    text = render(records, title=title, coverage=coverage, notes=notes, missing=missing)
+    text = render(records, title=title, coverage=coverage, notes=notes, missing=missing, trees=trees)
     out.parent.mkdir(parents=True, exist_ok=True)
     draft = out.with_name(f".{out.name}.{os.getpid()}.part")
     try:
@@ -121,6 +122,7 @@ def render(
     coverage: Sequence["Ledger"] = (),
     notes: Sequence[str] = (),
     missing: int = 0,
+    trees: str = "",
 ) -> str:
     """The report as one string of HTML."""
     environment = jinja2.Environment(
@@ -131,7 +133,7 @@ def render(
         "use": figures.spelled_use, "heat": figures.heat, "seconds": figures.spelled_seconds, "number": _number,
         "percent": _percent, "breakable": _breakable,
     }  # fmt: skip
-    page = _page(records, coverage, missing)
+    page = _page(records, coverage, missing, trees)
     return environment.get_template("report.html.j2").render(
         **page, title=title, notes=notes,
         style=Markup((_TEMPLATES / "report.css").read_text(encoding="utf-8")),
@@ -139,8 +141,8 @@ def render(
     )  # fmt: skip
 
 
-def _page(records: Sequence[Record], coverage: Sequence["Ledger"], missing: int) -> dict[str, Any]:
-    spelling = Spelling(records)
+def _page(records: Sequence[Record], coverage: Sequence["Ledger"], missing: int, trees: str = "") -> dict[str, Any]:
+    spelling = Spelling(records, trees)
     counts = status_counts(records)
     groups = _groups(records, spelling)
     # Who is wrong stands first: a wide matrix must not hide it.
@@ -242,7 +244,8 @@ def status_counts(records: Iterable[Record]) -> Counter[str]:
 class Spelling:
     """Which axes of a case are worth printing: those where it differs from the commonest value of its op in the run."""
 
-    def __init__(self, records: Iterable[Record]) -> None:
+    def __init__(self, records: Iterable[Record], trees: str = "") -> None:
+        self.trees = trees
         self.words: dict[str, dict[str, str]] = {}
         self.axes: dict[str, list[str]] = {}
         self.cases: dict[str, list[str]] = {}
@@ -279,15 +282,20 @@ class Spelling:
         words = self.words[record.case]
         differs = tuple(words.items()) if alone else self.differs(record)
         return Row(
-            record, judged_use(record), differs, len(words) - len(differs), _sentences(record), replay_line(record)
+            record,
+            judged_use(record),
+            differs,
+            len(words) - len(differs),
+            _sentences(record),
+            replay_line(record, self.trees),
         )
 
 
-def replay_line(record: Record) -> str:
-    """The shell line that runs the record's case again."""
+def replay_line(record: Record, trees: str = "") -> str:
+    """The shell line that runs the record's case again; `trees` are the options that name vLLM's and AITER's sources."""
     quoted = "'" + record.case.replace("'", "'\\''") + "'"
     law = f" --law {shlex.quote(record.law)}" if record.law else ""
-    return f"mla-oracle replay {quoted} --impl {shlex.quote(record.impl)} --on {shlex.quote(record.on)}{law}"
+    return f"mla-oracle replay {quoted} --impl {shlex.quote(record.impl)} --on {shlex.quote(record.on)}{law}{trees}"
 
 
 def _sentences(record: Record) -> tuple[str, ...]:
@@ -829,4 +837,9 @@ def report_run(run: Path, out: Path | None = None) -> Path:
         coverage=found.settings.ledgers,
         notes=found.notes,
         missing=len(found.open_tasks),
+        trees="".join(
+            f" --{name} {shlex.quote(path)}"
+            for name, path in (("vllm", found.settings.vllm), ("aiter", found.settings.aiter))
+            if path
+        ),
     )

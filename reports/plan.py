@@ -9,6 +9,7 @@ import cases as rooms
 from cases.case import Case, CaseError, matches, parse, parse_pattern, spell
 from cases.covering import Ledger, Level, ledger, sweep_cases
 from impl.implementation import Execution, Impl, implementations
+from impl.sources.source_tree import SourceError
 from reports.laws import spoken
 from reports.store import Task, read_run
 
@@ -111,9 +112,17 @@ def _grouped(questions: Iterable[tuple[Case, str]], impl: Impl, on: Execution) -
     return tasks
 
 
+def _answers(impl: Impl, case: Case, on: Execution) -> bool:
+    """Whether an implementation has no reason against a case; one whose sources cannot be read fails at the case itself."""
+    try:
+        return not impl.unsupported(case, on)
+    except SourceError:
+        return False
+
+
 def _law_tasks(op: str, cases: list[Case], impls: Sequence[Impl], selection: Selection) -> list[Task]:
     """Each law of the op on a few cases that every implementation able to answer them is asked about."""
-    answered = [case for case in cases if any(not impl.unsupported(case, on) for impl in impls for on in selection.on)]
+    answered = [case for case in cases if any(_answers(impl, case, on) for impl in impls for on in selection.on)]
     if not answered:
         return []
     chosen = list(spoken(op, answered, _CASES_OF_A_LAW[selection.level], _MOST_BUILT))
@@ -122,7 +131,7 @@ def _law_tasks(op: str, cases: list[Case], impls: Sequence[Impl], selection: Sel
         for on in selection.on
         for impl in impls
         for task in _grouped(
-            ((case, law) for case, laws in chosen for law in laws if not impl.unsupported(case, on)), impl, on
+            ((case, law) for case, laws in chosen for law in laws if _answers(impl, case, on)), impl, on
         )
     ]
 

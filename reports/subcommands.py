@@ -351,7 +351,7 @@ def show(
     console = _console()
     wanted = {_one_of("--status", word, _STATUSES) for word in status or ()}
     executions = {_one_of("--on", word, EXECUTIONS) for word in on or ()}
-    is_case = ":" in what and not Path(what).exists()
+    is_case = ":" in what and not _exists(what)
     case = parse(what) if is_case else None
     run = read_run((where or _newest_run()) if is_case else Path(what))
     records = [
@@ -387,6 +387,14 @@ def show(
         return
     for record in records:
         _show_record(record, console, Trees.of(run.settings))
+
+
+def _exists(text: str) -> bool:
+    """Whether a path of this spelling exists; a case id may be longer than any name can be."""
+    try:
+        return Path(text).exists()
+    except OSError:
+        return False
 
 
 def _newest_run() -> Path:
@@ -433,7 +441,7 @@ def replay(
     save: Annotated[Path | None, typer.Option("--save", help="Keep the trial as a capsule in this new file.")] = None,
 ) -> int:
     """Run one case again in this process, and explain it; a crash is a crash, and a hang hangs."""
-    is_file = Path(what).exists() or (":" not in what and what.endswith(".safetensors"))
+    is_file = _exists(what) or (":" not in what and what.endswith(".safetensors"))
     before, inputs = read_capsule(Path(what)) if is_file else (None, None)
     case = parse(before.case if before is not None else what)
     executions = _executions(on) if on or before is None else _executions([before.on])
@@ -447,7 +455,7 @@ def replay(
     if save is not None and len(names) * len(executions) != 1:
         raise Misuse(f"--save {save}: needs one --impl and one --on, these are {len(names)} and {len(executions)}")
     console = _console()
-    worst = 0
+    worst, judged = 0, False
     for execution in executions:
         if execution == "interpreter":
             # Read by Triton when a kernel is decorated, and nothing has imported it yet.
@@ -464,7 +472,8 @@ def replay(
                 console.print(f"  kept in {write_capsule(save, trial)}")
             broke = any(reason.startswith(HARNESS) for reason in trial.record.reasons)
             worst = max(worst, 3 if broke else 1 if trial.record.status in AGAINST else 0)
-    return worst
+            judged |= trial.record.status != "unsupported"
+    return worst if judged else max(worst, 1)
 
 
 @application.command()
@@ -486,7 +495,10 @@ def doctor(vllm: VllmOption = None, aiter: AiterOption = None) -> int:
         for answerer in implementations(op):
             for on in EXECUTIONS:
                 if on == "interpreter" or not unavailable(on):
-                    reasons = answerer.unsupported(case, on)
+                    try:
+                        reasons = answerer.unsupported(case, on)
+                    except SourceError as error:
+                        reasons = [str(error)]
                     console.print(escape(f"{op} {answerer.name} --on {on}: {'; '.join(reasons) or 'can answer'}"))
     return _print_conformance(console)
 

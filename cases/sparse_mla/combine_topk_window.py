@@ -18,7 +18,6 @@ from cases.memory import far_gap, guarded, guarded_copy
 COLUMN_MULTIPLE = 128
 _INT32_MAX = 2**31 - 1
 # Far rows pass 2^31 bytes from the first, which is where 32-bit byte offsets end.
-_FAR_BYTES = 1 << 31
 
 
 @dataclasses.dataclass(frozen=True)
@@ -194,8 +193,8 @@ def build(case: CombineCase) -> Inputs:
     columns = -(-(case.top_k + case.window) // COLUMN_MULTIPLE) * COLUMN_MULTIPLE
     topk_gap, combined_gap = (11, 24) if case.layout == "strided" else (0, 0)
     if case.reach == "far":
-        topk_gap += far_gap(rows, topk.shape[1], _FAR_BYTES // topk.element_size())
-        combined_gap += far_gap(rows, columns, _FAR_BYTES // 4)
+        topk_gap += far_gap(rows, topk.shape[1])
+        combined_gap += far_gap(rows, columns)
     return Inputs(
         combined=guarded((rows, columns), torch.int32, gaps=(combined_gap,)),
         lens=guarded((rows,), torch.int32),

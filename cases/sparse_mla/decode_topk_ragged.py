@@ -65,7 +65,8 @@ class DecodeTopkCase(Case):
 
     entries: see `cases.sparse_mla.paging.position_rows`. padded: which tokens are not valid, every other one for
     `between`. table: `narrowed` is a view of a wider table, `high` has block numbers up to the last slot of int32.
-    layout: of the positions; `strided` leaves a gap after every row, `far` has rows 2 GiB apart.
+    layout: of the positions; `strided` leaves a gap after every row, `far` has rows so far apart that the last starts
+    2^31 elements behind the first.
     """
 
     op: ClassVar[str] = "sparse_mla.decode_topk_ragged"
@@ -154,7 +155,7 @@ def build(case: DecodeTopkCase) -> Inputs:
     if case.layout == "strided":
         gaps = (11,)
     elif case.layout == "far":
-        gaps = (far_gap(case.tokens, case.topk, limit=1 << 29),)
+        gaps = (far_gap(case.tokens, case.topk),)
     return Inputs(
         local=guarded_copy(local.to(torch.int32), gaps=gaps),
         requests=guarded_copy(requests.to(torch.int32)),

@@ -55,7 +55,7 @@ class RaggedCase(Case):
     entries whose low 32 bits look like a slot. lengths: `hostile` negative, huge and next to the width (beyond 32 bits
     too where they are int64), `empty` all 0. bound: num_rows `absent` -1, `negative` another negative number, `zero`,
     `tight` among the entries. entries: `holes` every fourth invalid, `edges` the ends of every range. layout: `strided`
-    leaves gaps after every dimension; `far` has rows 2 GiB apart.
+    leaves gaps after every dimension; `far` has rows so far apart that the last starts 2^31 elements behind the first.
     """
 
     op: ClassVar[str] = "sparse_mla.ragged_from_dense"
@@ -139,7 +139,7 @@ def build(case: RaggedCase) -> Inputs:
     if case.layout == "strided":
         gaps = (13, 3)[: len(shape) - 1]
     if case.layout == "far":
-        gaps = (far_gap(case.rows, case.width, limit=1 << 29),)
+        gaps = (far_gap(case.rows, case.width),)
     index_dtype = torch.int32 if case.indices == "int32" else torch.int64
     return Inputs(
         indices=guarded_copy(entries.reshape(shape).to(index_dtype), gaps=gaps),

@@ -81,8 +81,9 @@ class SlotsCase(Case):
     pages: `apart` has rows of other layers between blocks. rank: the first or the last of world_size. workspace: `all`
     tokens read one, `mixed` every other one, `unused` none though there is one. entries: see
     `cases.sparse_mla.paging.position_rows`; `edges` the ends of every range, beyond the table too. strays: `none`, or
-    every third token has a request that is no row of the table. table: `narrowed` is a view of a wider table, `high` has
-    block numbers up to the last slot of int32. layout: of the positions; `far` has rows 2 GiB apart.
+    every third token has a request that is no row of the table. table: `narrowed` is a view of a wider table, `high`
+    has block numbers up to the last slot of int32. layout: of the positions; `far` has rows so far apart that the last
+    starts 2^31 elements behind the first.
     """
 
     op: ClassVar[str] = "sparse_mla.topk_to_slots"
@@ -196,7 +197,7 @@ def build(case: SlotsCase) -> Inputs:
     if case.layout == "strided":
         gaps = (11,)
     elif case.layout == "far":
-        gaps = (far_gap(case.tokens, case.width, limit=1 << 29),)
+        gaps = (far_gap(case.tokens, case.width),)
     return Inputs(
         positions=guarded_copy(positions.to(torch.int32), gaps=gaps),
         requests=guarded_copy(requests.to(torch.int32)),

@@ -18,7 +18,6 @@ from cases.memory import far_gap, guarded, guarded_copy
 Form = Literal["causal", "draft"]
 
 DRAFT_MULTIPLE = 64
-_FAR_BYTES = 1 << 31
 
 
 @dataclasses.dataclass(frozen=True)
@@ -198,8 +197,8 @@ def build(case: WindowCase) -> Inputs:
     table = _table(case, draw, prefix, queries)
     slots_gap, table_gap = 0, 5 if case.table == "narrowed" else 0
     if case.reach == "far":
-        slots_gap = far_gap(rows, columns, _FAR_BYTES // 4)
-        table_gap += far_gap(table.shape[0], table.shape[1], _FAR_BYTES // 4)
+        slots_gap = far_gap(rows, columns)
+        table_gap += far_gap(table.shape[0], table.shape[1])
     first_prefill = case.requests if case.part == "decode" else case.others
     return Inputs(
         slots=guarded((rows, columns), torch.int32, gaps=(slots_gap,)),

@@ -279,3 +279,22 @@ def test_a_missing_room_is_named(monkeypatch: pytest.MonkeyPatch, capsys: pytest
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "oracle" else real(name))
     assert command.main(["list"]) == 2
     assert "the package 'oracle' is missing, it should lie in" in capsys.readouterr().err
+
+
+def test_an_id_longer_than_a_file_name_may_be_is_an_id(capsys: pytest.CaptureFixture[str]) -> None:
+    from cases.sparse_mla.prefill import PrefillCase
+
+    case = PrefillCase(queries=0).id
+    assert len(case) > 255
+    assert command.main(["replay", case, "--impl", "torch-gathered", "--on", "interpreter"]) == 0
+    assert "pass by torch-gathered" in capsys.readouterr().out
+
+
+def test_a_replay_that_judges_nothing_is_no_pass(capsys: pytest.CaptureFixture[str]) -> None:
+    assert command.main(["replay", FOUR, "--impl", "standin-declines", "--on", "interpreter"]) == 1
+    assert "unsupported by standin-declines" in capsys.readouterr().out
+
+
+def test_the_reports_lines_name_the_trees(kept: Path) -> None:
+    assert command.main(["report", str(kept)]) == 0
+    assert "--vllm /some/vllm" in (kept / "report.html").read_text().replace("<wbr>", "")

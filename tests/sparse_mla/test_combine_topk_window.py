@@ -228,7 +228,8 @@ def test_the_torch_form_is_looked_for_where_the_backend_defines_it(
 
 @pytest.mark.vllm
 def test_vllm_v41_agrees_where_the_index_tensor_has_all_columns() -> None:
-    asked = [case for case in SWEEP[::3] if case.buffer != "narrower" and not VLLM.unsupported(case, "interpreter")]
+    near = [case for case in SWEEP[::3] if case.buffer != "narrower" and case.reach == "near"]
+    asked = [case for case in near if not VLLM.unsupported(case, "interpreter")]
     assert len(asked) > 5
     for case in asked:
         inputs = ask.build(case)
