@@ -159,6 +159,14 @@ def heavy(case: Case) -> bool:
     return case.requests * case.qlen * case.world > 64 or case.requests * case.qlen * case.world * case.kv_len > 2000
 
 
+def _narrowed(values: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """The numbers in a dtype; which NaN a conversion to bfloat16 gives depends on the processor, so that it is put there."""
+    narrow = values.to(dtype)
+    if dtype == torch.bfloat16:
+        narrow[torch.isnan(values)] = torch.full((), math.nan, dtype=dtype)
+    return narrow
+
+
 def build(case: Case) -> Inputs:
     """The inputs of a case: CPU tensors in guarded, poisoned storages, the same bytes on every machine."""
     assert isinstance(case, DecodeCase)
@@ -182,7 +190,7 @@ def build(case: Case) -> Inputs:
         stored[position % case.world, block, position // case.world % case.page] = _tokens(case, length, b, draw)
     return Inputs(
         query=guarded_copy(_query(case, draw).to(torch.bfloat16), gaps=(16, 24, 8)),
-        caches=guarded_copy(stored.to(getattr(torch, case.cache_dtype)), gaps=(3 * lanes, lanes, 0)),
+        caches=guarded_copy(_narrowed(stored, getattr(torch, case.cache_dtype)), gaps=(3 * lanes, lanes, 0)),
         table=guarded_copy(table.to(torch.int32), gaps=(5 if case.table == "strided" else 0,)),
         lengths=guarded_copy(torch.tensor(lengths, dtype=torch.int32)),
         qlen=case.qlen,
