@@ -145,6 +145,12 @@ def guarded_copy(
     return view
 
 
+def with_one_nan(tensor: torch.Tensor) -> torch.Tensor:
+    """`tensor` after each of its NaN became the same one, in place: which NaN a conversion gives depends on the processor."""
+    tensor[torch.isnan(tensor)] = torch.full((), float("nan"), dtype=tensor.dtype)
+    return tensor
+
+
 def storage_bytes(tensor: torch.Tensor) -> torch.Tensor:
     """The whole storage behind `tensor` as flat uint8, guard bytes included; no copy."""
     storage = tensor.untyped_storage()

@@ -13,7 +13,7 @@ from jaxtyping import Float, Float32, Int, Int32
 
 from cases.case import Axis, Case, outside
 from cases.draw import Draw
-from cases.memory import far_gap, guarded, guarded_copy
+from cases.memory import far_gap, guarded, guarded_copy, with_one_nan
 
 # How the answers travel: denominators gathered and scaled answers summed, the sum scattered by heads or left whole; or
 # every answer sent to the rank that owns its heads, with its denominator in the same message.
@@ -207,8 +207,7 @@ def build(case: Case) -> Inputs:
     lses = torch.where(absent, loud, lses)
     memory = _memory(outs.shape, DTYPES[case.dtype], case.out_layout, case.reach == "far_rows")
     memory.copy_(outs)
-    # Which NaN a conversion gives depends on the processor.
-    memory[torch.isnan(memory)] = torch.full((), float("nan"), dtype=memory.dtype)
+    with_one_nan(memory)
     return Inputs(
         outs=memory,
         lses=_lse_memory(lses, case.lse_layout),

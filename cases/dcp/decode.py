@@ -15,7 +15,7 @@ from jaxtyping import BFloat16, Float, Float32, Int32
 from cases.case import Axis, Case, outside
 from cases.dcp.combine import Mode, Ranks
 from cases.draw import Draw
-from cases.memory import guarded_copy
+from cases.memory import guarded_copy, with_one_nan
 
 # That of 128 + 64 lanes before absorption, whatever the width of a latent row.
 MODEL_SCALE = 192**-0.5
@@ -160,11 +160,9 @@ def heavy(case: Case) -> bool:
 
 
 def _narrowed(values: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """The numbers in a dtype; which NaN a conversion to bfloat16 gives depends on the processor, so that it is put there."""
+    """The numbers in a dtype."""
     narrow = values.to(dtype)
-    if dtype == torch.bfloat16:
-        narrow[torch.isnan(values)] = torch.full((), math.nan, dtype=dtype)
-    return narrow
+    return with_one_nan(narrow) if dtype == torch.bfloat16 else narrow
 
 
 def build(case: Case) -> Inputs:

@@ -13,7 +13,7 @@ from jaxtyping import Float, Float32
 
 from cases.case import Axis, Case, outside
 from cases.draw import Draw
-from cases.memory import far_gap, guarded
+from cases.memory import far_gap, guarded, with_one_nan
 
 WRITABLE: tuple[str, ...] = ("out",)
 
@@ -171,8 +171,7 @@ def build(case: Case) -> Inputs:
     lse[empty] = {"minus_infinity": -math.inf, "plus_infinity": math.inf, "nan": math.nan}[case.empty_lse]
     parts = _parts_memory(case, dtype)
     parts.copy_(values)
-    # Which NaN a conversion gives depends on the processor.
-    parts[torch.isnan(parts)] = torch.full((), float("nan"), dtype=parts.dtype)
+    with_one_nan(parts)
     lse_memory = _lse_memory(case)
     lse_memory.copy_(lse)
     return Inputs(parts=parts, lse=lse_memory, out=_out_memory(case, dtype))

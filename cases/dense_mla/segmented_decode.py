@@ -14,7 +14,7 @@ from jaxtyping import Float, Float32, Int32, Shaped
 
 from cases.case import Axis, Case, outside
 from cases.draw import Draw
-from cases.memory import far_gap, guarded, guarded_copy
+from cases.memory import far_gap, guarded, guarded_copy, with_one_nan
 
 WRITABLE: tuple[str, ...] = ("out",)
 
@@ -234,10 +234,7 @@ def _stored(values: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
         largest = torch.finfo(dtype).max
         values = values.clamp(-largest, largest)
     stored = values.to(dtype)
-    if dtype not in CODES:
-        # Which NaN a conversion gives depends on the processor.
-        stored[torch.isnan(values)] = torch.full((), math.nan, dtype=dtype)
-    return stored
+    return stored if dtype in CODES else with_one_nan(stored)
 
 
 def _length(case: SegmentedCase, row: int, draw: Draw) -> int:

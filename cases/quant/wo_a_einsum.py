@@ -13,7 +13,7 @@ from jaxtyping import BFloat16, Float, Float32, Int
 
 from cases.case import Axis, Case, outside
 from cases.draw import Draw
-from cases.memory import far_gap, guarded, guarded_copy
+from cases.memory import far_gap, guarded, guarded_copy, with_one_nan
 from cases.quant.wo_a_dequant import Projection
 from cases.rotation import draw_positions, draw_table
 
@@ -159,8 +159,7 @@ def build(case: Case) -> Inputs:
         gaps = (far_gap(case.tokens, heads * case.head_dim),)
     stored = guarded((case.tokens, heads, case.head_dim), getattr(torch, case.dtype), gaps=gaps)
     stored.copy_(rows.view(stored.shape))
-    # Which NaN a conversion gives depends on the processor.
-    stored[torch.isnan(stored)] = torch.full((), float("nan"), dtype=stored.dtype)
+    with_one_nan(stored)
     return Inputs(
         rows=stored,
         positions=guarded_copy(positions),
