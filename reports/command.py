@@ -20,7 +20,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sys.stderr.write(f"mla-oracle: {stranger}\n")
         return 2
     try:
-        code: int = importlib.import_module("reports.subcommands").run(
+        code: int = importlib.import_module("reports.commands").run(
             list(sys.argv[1:] if arguments is None else arguments)
         )
     except KeyboardInterrupt:

@@ -7,7 +7,6 @@ import json
 import math
 import os
 import re
-import shlex
 import statistics
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
@@ -24,6 +23,7 @@ from cases.precision import Precision
 from oracle.check import OFF_THE_SCALE, Check
 from reports import figures
 from reports.record import Environment, Record
+from reports.replaying import NO_TREES, Trees, replay_line
 
 if TYPE_CHECKING:
     from cases.covering import Ledger
@@ -96,7 +96,7 @@ def write_report(
     coverage: Sequence["Ledger"] = (),
     notes: Sequence[str] = (),
     missing: int = 0,
-    trees: str = "",
+    trees: Trees = NO_TREES,
 ) -> Path:
     """One self-contained HTML file about `records`, at `out`; returns `out`.
 
@@ -122,7 +122,7 @@ def render(
     coverage: Sequence["Ledger"] = (),
     notes: Sequence[str] = (),
     missing: int = 0,
-    trees: str = "",
+    trees: Trees = NO_TREES,
 ) -> str:
     """The report as one string of HTML."""
     environment = jinja2.Environment(
@@ -141,7 +141,9 @@ def render(
     )  # fmt: skip
 
 
-def _page(records: Sequence[Record], coverage: Sequence["Ledger"], missing: int, trees: str = "") -> dict[str, Any]:
+def _page(
+    records: Sequence[Record], coverage: Sequence["Ledger"], missing: int, trees: Trees = NO_TREES
+) -> dict[str, Any]:
     spelling = Spelling(records, trees)
     counts = status_counts(records)
     groups = _groups(records, spelling)
@@ -244,7 +246,7 @@ def status_counts(records: Iterable[Record]) -> Counter[str]:
 class Spelling:
     """Which axes of a case are worth printing: those where it differs from the commonest value of its op in the run."""
 
-    def __init__(self, records: Iterable[Record], trees: str = "") -> None:
+    def __init__(self, records: Iterable[Record], trees: Trees = NO_TREES) -> None:
         self.trees = trees
         self.words: dict[str, dict[str, str]] = {}
         self.axes: dict[str, list[str]] = {}
@@ -289,13 +291,6 @@ class Spelling:
             _sentences(record),
             replay_line(record, self.trees),
         )
-
-
-def replay_line(record: Record, trees: str = "") -> str:
-    """The shell line that runs the record's case again; `trees` are the options that name vLLM's and AITER's sources."""
-    quoted = "'" + record.case.replace("'", "'\\''") + "'"
-    law = f" --law {shlex.quote(record.law)}" if record.law else ""
-    return f"mla-oracle replay {quoted} --impl {shlex.quote(record.impl)} --on {shlex.quote(record.on)}{law}{trees}"
 
 
 def _sentences(record: Record) -> tuple[str, ...]:
@@ -837,9 +832,5 @@ def report_run(run: Path, out: Path | None = None) -> Path:
         coverage=found.settings.ledgers,
         notes=found.notes,
         missing=len(found.open_tasks),
-        trees="".join(
-            f" --{name} {shlex.quote(path)}"
-            for name, path in (("vllm", found.settings.vllm), ("aiter", found.settings.aiter))
-            if path
-        ),
+        trees=Trees.of(found.settings),
     )

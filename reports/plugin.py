@@ -16,6 +16,7 @@ import pytest
 import torch
 
 from cases.case import parse
+from cases.memory import new_memory_poisoned
 from impl.sources.settings import use_aiter, use_vllm
 from reports.environment import environment
 from reports.execute import device_is_dead, execute
@@ -150,6 +151,9 @@ class Worker:
 
     def _open(self) -> RecordFile:
         torch.set_num_threads(1)
+        # torch imports seconds' worth when it is first asked for this, which is no time of a case.
+        with new_memory_poisoned():
+            pass
         self._trees = tuple(Path(text) if text else None for text in (self._settings.vllm, self._settings.aiter))
         use_vllm(self._trees[0])
         use_aiter(self._trees[1])

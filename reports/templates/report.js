@@ -78,7 +78,7 @@
     return op.odd[rows.case[row]] ?? `${op.name}:${cellsOf(row).map((cell) => `${cell.axis}=${cell.word}`).join(",")}`;
   };
   const quoted = (word) => /^[A-Za-z0-9_.:+=@%\/,-]+$/.test(word) ? word : `'${word.replaceAll("'", "'\"'\"'")}'`;
-  const replayOf = (row) => `mla-oracle replay '${idOf(row).replaceAll("'", "'\\''")}' --impl ${quoted(data.impls[rows.impl[row]])} --on ${quoted(data.ons[rows.on[row]])}`;
+  const replayOf = (row) => `mla-oracle replay ${quoted(idOf(row))} --impl ${quoted(data.impls[rows.impl[row]])} --on ${quoted(data.ons[rows.on[row]])}`;
 
   // An id may break after a comma; the text stays what it is.
   const breakable = (text) => text.split(/(?<=,)/).flatMap((part) => [part, element("wbr")]);

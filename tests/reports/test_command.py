@@ -12,7 +12,8 @@ import msgspec
 import pytest
 
 from oracle.check import Check
-from reports import command, subcommands
+from reports import command
+from reports.commands import show
 from reports.record import Environment, Record
 from reports.store import RecordFile, Settings, Task, create_run
 
@@ -137,7 +138,7 @@ def test_what_escapes_is_the_harness_fault_and_one_sentence(
     def broken(path: Path) -> None:
         raise ZeroDivisionError("on purpose")
 
-    monkeypatch.setattr(subcommands, "read_run", broken)
+    monkeypatch.setattr(show, "read_run", broken)
     assert command.main(["show", "runs/kept"]) == 3
     said = capsys.readouterr().err
     assert said.startswith("mla-oracle: the harness itself broke: ZeroDivisionError: on purpose")

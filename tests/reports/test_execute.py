@@ -228,7 +228,7 @@ def test_a_device_is_dead_when_it_no_longer_synchronises(monkeypatch: pytest.Mon
 
 def test_describing_the_environment_imports_no_kernel_language() -> None:
     script = (
-        "import sys; import reports.sweep, reports.plan, reports.subcommands; from reports.environment import environment;"
+        "import sys; import reports.sweep, reports.plan, reports.commands; from reports.environment import environment;"
         "e = environment('interpreter'); assert e.triton, e;"
         "found = {'triton', 'vllm', 'aiter'} & set(sys.modules); assert not found, found"
     )

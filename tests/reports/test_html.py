@@ -125,7 +125,7 @@ def test_a_failure_stands_there_with_sentence_diagnosis_and_replay_line(tmp_path
     ) in words
     assert "as if the main cache were decoded FNUZ (main-fnuz)" in words
     assert (
-        "mla-oracle replay 'sparse_mla.decode:heads=128,kv_len=64,page=64,values=randn,seed=3' --impl ours-triton "
+        "mla-oracle replay sparse_mla.decode:heads=128,kv_len=64,page=64,values=randn,seed=3 --impl ours-triton "
         "--on interpreter"
     ) in words
 

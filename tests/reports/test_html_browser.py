@@ -141,7 +141,7 @@ def test_a_row_opens_to_the_line_that_runs_it_again(visit: Visit) -> None:
     row = visit.page.locator("#case-table tbody tr").first
     row.locator("summary").click()
     wrong = next(record for record in records() if record.status == "fail" and "seed=3" in record.case)
-    line = f"mla-oracle replay '{wrong.case}' --impl vllm-triton --on interpreter"
+    line = f"mla-oracle replay {wrong.case} --impl vllm-triton --on interpreter"
     assert row.locator("code").text_content() == line
     expect(row.locator(".why")).to_contain_text("out=1, but should be 2: this output is exact, bit for bit")
 

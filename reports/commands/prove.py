@@ -1,0 +1,47 @@
+"""`mla-oracle prove`: does an op's judge tell wrong answers from right ones?"""
+
+import importlib
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from cases.covering import LEVELS, Level
+from reports.commands.shared import (
+    LevelOption,
+    Misuse,
+    OpOption,
+    SeedOption,
+    WorkersOption,
+    application,
+    console_of,
+    not_negative,
+    one_of,
+    workers_of,
+)  # fmt: skip
+from reports.plan import Selection, chosen_ops
+
+
+@application.command()
+def prove(
+    op: OpOption = None,
+    level: LevelOption = "default",
+    clean: Annotated[int, typer.Option("--clean", help="Right answers to judge, a hunt for false alarms.")] = 2000,
+    depth: Annotated[int, typer.Option("--depth", help="Observable cases a wrong answer is looked at on.")] = 6,
+    seed: SeedOption = 0,
+    workers: WorkersOption = 0,
+    out: Annotated[Path | None, typer.Option("--out", help="Keep the proofs as JSON in this new file.")] = None,
+) -> int:
+    """The kill matrix, false alarms and tightness of an op: does its judge tell wrong answers from right ones?"""
+    ops = chosen_ops(Selection(ops=tuple(op or ())))
+    chosen: Level = one_of("--cases", level, LEVELS)
+    if clean < 0 or depth < 1:
+        raise Misuse(f"--clean {clean} --depth {depth}: should be at least 0 and at least 1")
+    if out is not None and out.exists():
+        raise Misuse(f"--out {out}: exists already, it should be a new file")
+    proving = importlib.import_module("reports.prove")
+    code: int = proving.run(
+        ops, level=chosen, clean=clean, depth=depth, seed=not_negative("--seed", seed), workers=workers_of(workers),
+        out=out, console=console_of(),
+    )  # fmt: skip
+    return code

@@ -1,0 +1,150 @@
+"""`mla-oracle sweep`: who answers what rightly?"""
+
+import shlex
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+
+from cases.covering import LEVELS
+from reports.commands.shared import (
+    RUNS,
+    AiterOption,
+    CaseOption,
+    ImplOption,
+    LevelOption,
+    Misuse,
+    OnOption,
+    OpOption,
+    SeedOption,
+    VllmOption,
+    WorkersOption,
+    application,
+    console_of,
+    counted,
+    executions_of,
+    not_negative,
+    one_of,
+    use_trees,
+    workers_of,
+)  # fmt: skip
+from reports.commands.terminal import first_sentence, table_of
+from reports.plan import AGAINST, Selection, plan
+from reports.record import Record
+from reports.replaying import Trees, replay_line
+from reports.store import Run, Settings, create_run, read_settings
+from reports.sweep import exit_code, sweep
+
+_LISTED_GROUPS = 20
+_DEADLINE = 300.0
+
+
+@application.command("sweep")
+def run_sweep(
+    op: OpOption = None,
+    impl: ImplOption = None,
+    on: OnOption = None,
+    level: LevelOption = "default",
+    case: CaseOption = None,
+    failed: Annotated[Path | None, typer.Option("--failed", help="Ask the failures of this run again.")] = None,
+    seed: SeedOption = 0,
+    workers: WorkersOption = 0,
+    deadline: Annotated[float, typer.Option("--deadline", help="Seconds for one case.")] = _DEADLINE,
+    laws: Annotated[bool, typer.Option("--laws", help="Ask about every law of the ops too.")] = False,
+    vllm: VllmOption = None,
+    aiter: AiterOption = None,
+    out: Annotated[Path | None, typer.Option("--out", help="A new run directory; runs/<time> by default.")] = None,
+    resume: Annotated[Path | None, typer.Option("--resume", help="Finish this run; takes nothing but it.")] = None,
+    allow_unjudged: Annotated[
+        bool, typer.Option("--allow-unjudged", help="0 even if nothing could be judged.")
+    ] = False,
+) -> int:
+    """Ask implementations the cases of ops, and keep a record of every answer."""
+    console = console_of()
+    if resume is not None:
+        chosen = any((op, impl, on, case, failed, laws, vllm, aiter, out, seed, workers))
+        if chosen or level != "default" or deadline != _DEADLINE:
+            raise Misuse(f"--resume {resume}: the run's own settings hold, no selection, tree or --out may be given")
+        read_settings(resume)
+        path = resume
+    else:
+        wanted = Selection(
+            ops=tuple(op or ()), impls=tuple(impl or ()), on=executions_of(on),
+            level=one_of("--cases", level, LEVELS), patterns=tuple(case or ()), failed=failed,
+            seed=not_negative("--seed", seed), laws=laws,
+        )  # fmt: skip
+        path = _new_run(wanted, use_trees(vllm, aiter), workers_of(workers, wanted.on), deadline, out, console)
+    try:
+        done = sweep(path, console)
+    except KeyboardInterrupt:
+        typer.echo(
+            f"mla-oracle: interrupted; continue with: mla-oracle sweep --resume {shlex.quote(str(path))}", err=True
+        )
+        return 130
+    _summarise(done, console)
+    return exit_code(done, allow_unjudged)
+
+
+def _new_run(
+    wanted: Selection, trees: Trees, workers: int, deadline: float, out: Path | None, console: Console
+) -> Path:
+    """Plan, then create the run directory: nothing is written before everything that was asked for exists."""
+    if not 0 < deadline < 1e6:
+        raise Misuse(f"--deadline {deadline:g}: should be more than 0 seconds")
+    if wanted.laws and wanted.failed is not None:
+        raise Misuse("--laws --failed: what failed is asked again, laws among it; no others can be chosen")
+    found = plan(wanted)
+    path = out if out is not None else RUNS / time.strftime("%Y%m%d-%H%M%S")
+    settings = Settings(
+        created=time.time(), ops=wanted.ops, impls=wanted.impls, on=wanted.on, cases=wanted.level,
+        patterns=wanted.patterns, failed=str(wanted.failed or ""), seed=wanted.seed, workers=workers, deadline=deadline,
+        vllm=str(trees.vllm or ""), aiter=str(trees.aiter or ""), laws=wanted.laws, ledgers=found.ledgers,
+    )  # fmt: skip
+    create_run(path, settings, found.tasks)
+    about_laws = sum(bool(task.law) for task in found.tasks)
+    answers = counted(len(found.tasks) - about_laws, "answer")
+    laws = f" and {counted(about_laws, 'answer')} about laws" if about_laws else ""
+    asked = counted(len({task.case for task in found.tasks}), "case")
+    console.print(f"{path}: {answers} to {asked}{laws} on {', '.join(wanted.on)}")
+    for ledger in found.ledgers:
+        console.print(f"  {ledger}")
+    return path
+
+
+def _summarise(run: Run, console: Console) -> None:
+    records = list(run.records.values())
+    console.print(table_of(records))
+    groups: dict[tuple[str, str, str, str], list[Record]] = {}
+    for record in records:
+        if record.status in AGAINST:
+            asked = f"{record.op} laws" if record.law else record.op
+            groups.setdefault((asked, record.impl, record.on, record.status), []).append(record)
+    for (op, impl, on, status), found in list(groups.items())[:_LISTED_GROUPS]:
+        worst = max(found, key=lambda record: record.use)
+        console.print(escape(f"{op} {impl} {on}: {len(found)} {status}, such as: {first_sentence(worst)}"))
+        for line in worst.diagnosis:
+            console.print(escape(f"  {line}"))
+        console.print(escape(f"  see it again: {replay_line(worst, Trees.of(run.settings))}"))
+    if groups:
+        console.print(f"all of them: mla-oracle show {shlex.quote(str(run.path))}")
+    unanswered: dict[tuple[str, str], Counter[str]] = {}
+    for record in records:
+        if record.status == "unsupported":
+            unanswered.setdefault((record.impl, record.on), Counter()).update(record.reasons[:1])
+    for (impl, on), reasons in unanswered.items():
+        reason, times = reasons.most_common(1)[0]
+        more = f", and {len(reasons) - 1} other reasons" if len(reasons) > 1 else ""
+        console.print(escape(f"{impl} on {on} did not answer {sum(reasons.values())} times: {reason} ({times}){more}"))
+    if records and all(record.status == "unsupported" for record in records):
+        console.print("nothing was judged, so this is no pass; --allow-unjudged accepts it", style="bold")
+    for note in run.notes:
+        console.print(escape(note))
+    if run.open_tasks:
+        console.print(
+            f"{len(run.open_tasks)} cases have no record: the sessions ended without them, see {run.path / 'logs'}",
+            style="bold",
+        )
