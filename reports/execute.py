@@ -8,6 +8,8 @@ import contextlib
 import dataclasses
 import hashlib
 import importlib
+import os
+import sys
 import time
 import traceback
 from collections.abc import Iterator, Sequence
@@ -159,6 +161,13 @@ def needs_interpreter(impl: Impl, execution: Execution) -> bool:
     return execution == "interpreter" and "triton" in impl.name.split("-")
 
 
+def _can_watch(execution: Execution) -> bool:
+    """Whether launches can be corrected and watched: whoever makes one, whatever its name, is held to the same rules."""
+    if execution != "interpreter" or not ("triton" in sys.modules or os.environ.get("TRITON_INTERPRET") == "1"):
+        return False
+    return not importlib.import_module("impl.executions.interpreter").unsupported()
+
+
 def _unsupported_interpreter(impl: Impl, execution: Execution) -> list[str]:
     if not needs_interpreter(impl, execution):
         return []
@@ -186,7 +195,7 @@ def _run(impl: Impl, used: Any, execution: Execution) -> Any:
     """The suspect's outputs on the CPU; whatever it raises ends the trial as `memory` or `error`."""
     violation: type[Exception] | None = None
     watched: contextlib.AbstractContextManager[object] = contextlib.nullcontext()
-    if needs_interpreter(impl, execution):
+    if needs_interpreter(impl, execution) or _can_watch(execution):
         with _blame_harness("repairing the interpreter"):
             importlib.import_module("impl.executions.interpreter").install()
             memory_watch = importlib.import_module("impl.executions.memory_watch")
