@@ -28,9 +28,10 @@ def misfit(op: str, outputs: Any) -> str:
 
 @functools.cache
 def _outputs(op: str) -> type:
-    """What the reference returns."""
-    wanted: type = typing.get_type_hints(op_module("oracle", op).reference)["return"]
-    return wanted
+    """What the judge takes; the reference may return more than that."""
+    oracle = op_module("oracle", op)
+    found = (typing.get_type_hints(oracle.judge).get("outputs"), typing.get_type_hints(oracle.reference).get("return"))
+    return next((each for each in found if isinstance(each, type) and dataclasses.is_dataclass(each)), object)
 
 
 @functools.cache

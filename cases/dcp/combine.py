@@ -148,6 +148,14 @@ REGRESSIONS: tuple[str, ...] = (
     _BASE.varied(dtype="float16", lses="halves", empty="scattered").id,
     # What is NaN and counts stays NaN.
     *(_BASE.varied(mode=mode, world=2, values="live_nan", empty="ranks", empty_form="nan").id for mode in _MODES),
+    # Plus infinity of a rank without keys beside ranks that have some.
+    *(_BASE.varied(mode=mode, empty="scattered", empty_form="plus_infinity").id for mode in _MODES),
+    # Ranks with less than a millionth of the mass, in a dtype that shows them.
+    _BASE.varied(mode="all_gather_reduce_scatter", dtype="float32", base="two", lses="wide", values="wide").id,
+    _BASE.varied(mode="all_to_all", dtype="float32", lses="wide", values="cancelling").id,
+    # What one rank says goes through as it is, plus infinity and NaN too.
+    _BASE.varied(mode="all_to_all", world=1, empty="scattered", empty_form="plus_infinity").id,
+    _BASE.varied(mode="all_gather_all_reduce", world=1, empty="scattered", empty_form="nan").id,
     # One rank alone with two rows, which a caller may take for an answer and a log-sum-exp.
     _BASE.varied(mode="all_gather_reduce_scatter", world=1, rows=2, heads_per_rank=1).id,
     # Rows that a product of 32 bits does not reach.

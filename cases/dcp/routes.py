@@ -102,7 +102,7 @@ class RoutesCase(Case):
 
     heads: of a rank, 1 to 15 or 16 to 128. drafting: how many tokens are proposed. size: of a layer's cache, next to the
     2 GiB up to which its rows can be read with a bound, or small with many layers. lengths: `none` all requests are
-    dummies.
+    dummies. longest: tokens of a request that the model allows.
     """
 
     op: ClassVar[str] = "dcp.routes"
@@ -121,6 +121,7 @@ class RoutesCase(Case):
     heads: Literal["few", "many"] = "few"
     graphs: bool = False
     lengths: Literal["some", "none"] = "some"
+    longest: int = 1000
 
 
 CASE = RoutesCase
@@ -140,6 +141,7 @@ AXES: Mapping[str, tuple[Axis, ...]] = {
     "heads": ("few", "many"),
     "graphs": (False, True),
     "lengths": ("some", "none"),
+    "longest": (1000, 1001, 4099),
 }
 NIGHTLY: Mapping[str, tuple[Axis, ...]] = {"ranks": (1, 2, 3, 4, 8, 16), "block_size": (1, 16, 64, 96, 128, 1536)}
 RANDOM_CASES = 20
@@ -155,12 +157,21 @@ REGRESSIONS: tuple[str, ...] = (
     _BASE.varied(arch="gfx942", heads="many", block_size=1536).id,
     _BASE.varied(arch="other", graphs=True, lengths="none").id,
     _BASE.varied(heads="many", segmented=False, ranks=8).id,
+    # A longest model that its ranks do not share evenly.
+    _BASE.varied(arch="other", graphs=True, longest=1001).id,
+    _BASE.varied(arch="other", graphs=True, longest=4099, ranks=8, heads="many", block_size=96).id,
+    _BASE.varied(arch="gfx942", graphs=True, ranks=3, heads="many", block_size=1536).id,
     _BASE.varied(interleave=16).id,
     _BASE.varied(lengths="none", drafting="one").id,
+    _BASE.varied(lengths="none", arch="other", ranks=8).id,
     _ONE_RANK.id,
     _ONE_RANK.varied(heads="many").id,
     _ONE_RANK.varied(mode="absent").id,
+    _ONE_RANK.varied(mode="Asm").id,
+    _ONE_RANK.varied(mode="GLUON", drafting="one").id,
     _ONE_RANK.varied(size="at").id,
+    _ONE_RANK.varied(size="at", mode="gluon", cache="float16", drafting="one").id,
+    _ONE_RANK.varied(size="below", mode="gluon", drafting="three").id,
     _ONE_RANK.varied(size="above", mode="gluon").id,
     _ONE_RANK.varied(cache="float8", mode="gluon").id,
     _ONE_RANK.varied(arch="gfx942").id,
@@ -168,7 +179,9 @@ REGRESSIONS: tuple[str, ...] = (
     _ONE_RANK.varied(heads="many", cache="float8", drafting="one").id,
 )
 
-_BOUNDS: Mapping[str, tuple[int, int]] = {"ranks": (1, 64), "interleave": (1, 4096), "block_size": (1, 4096)}
+_BOUNDS: Mapping[str, tuple[int, int]] = {
+    "ranks": (1, 64), "interleave": (1, 4096), "block_size": (1, 4096), "longest": (301, 1 << 20),
+}  # fmt: skip
 _FEW, _MANY = (1, 2, 3, 4, 5, 6, 7, 8, 12, 15), (16, 17, 24, 32, 48, 64, 80, 96, 112, 128)
 _QUERIES = range(1, 10)
 _SIZES: Mapping[str, tuple[int | None, int]] = {
@@ -212,7 +225,8 @@ def build(case: RoutesCase) -> Inputs:
         rules=case.rules, selector=case.selector, arch=case.arch, mode=None if case.mode == "absent" else case.mode,
         cache=case.cache, ranks=case.ranks, interleave=case.interleave, segmented=case.segmented,
         drafted=_DRAFTED[case.drafting], parallel=case.drafting == "parallel", blocks=blocks, block_bytes=block_bytes,
-        block_size=case.block_size, layers=61, graphs=case.graphs, longest_model=1000, compute_units=256,
+        block_size=case.block_size, layers=61, graphs=case.graphs, longest_model=case.longest,
+        compute_units=256,
     )  # fmt: skip
     most = most_queries_of(configuration.drafted, configuration.parallel)
     gathered = [heads * case.ranks for heads in (_FEW if case.heads == "few" else _MANY)]

@@ -97,6 +97,9 @@ REGRESSIONS: tuple[str, ...] = (
     _BASE.varied(requests=3, table="far").id,
     _BASE.varied(requests=3, width=3, block_size=1536, lengths="full", table="column_gaps").id,
     _BASE.varied(requests=2, width=40, block_size=128, lengths="lonely", graphs=False).id,
+    # A list of more than 32768 tokens, alone and behind another one.
+    _BASE.varied(requests=1, width=40, block_size=1536, lengths="full", graphs=False).id,
+    _BASE.varied(requests=2, width=300, block_size=128, lengths="full", tail="clamped", buffer="exact").id,
     _BASE.varied(block_size=48, lengths="full", ids="high").id,
     _BASE.varied(requests=7, lengths="edges", table="transposed", tail="clamped").id,
     _BASE.varied(requests=0).id,

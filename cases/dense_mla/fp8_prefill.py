@@ -5,6 +5,7 @@ tokens of its request up to itself. See `oracle.dense_mla.fp8_prefill`.
 """
 
 import dataclasses
+import math
 from collections.abc import Mapping
 from typing import ClassVar, Literal
 
@@ -51,11 +52,12 @@ class PrefillCase(Case):
     """The axes of the batch.
 
     width: lanes of a query and of a value, `model` 192 and 128, `small` 48 and 32. lengths: tokens of requests, `single`
-    one each, `short` up to 9, `blocks` next to 16 and 32, `tiles` next to 256 in the first request, `equal`. layout: `split`
-    keys and values are parts of wider rows, as a projection leaves them. reach: `far` places values so far apart that
-    offsets pass 2^31. values: `onehot` a value names its token by one lane; `needle` one key of each query stands out;
-    `uniform` all keys weigh alike and values are small integers; `limits` values up to the largest that OCP e4m3 holds;
-    `fine` numbers between those that it holds.
+    one each, `short` up to 9, `blocks` next to 16 and 32, `equal`; of `tiles` the first request is a token or two longer
+    than a tile of 256 rows, and of 511, 513 and 600 it has so many tokens, in two tiles and in three. layout: `split` keys
+    and values are parts of wider rows, as a projection leaves them. reach: `far` places values so far apart that offsets
+    pass 2^31. scale: `model` is one over the root of 192 lanes, which bfloat16 does not hold. values: `onehot` a value names
+    its token by one lane; `needle` one key of each query stands out; `uniform` all keys weigh alike and values are small
+    integers; `limits` values up to the largest that OCP e4m3 holds; `fine` numbers between those that it holds.
     """
 
     op: ClassVar[str] = "dense_mla.fp8_prefill"
@@ -63,11 +65,11 @@ class PrefillCase(Case):
     heads: int = 2
     width: Literal["model", "small"] = "small"
     requests: int = 2
-    lengths: Literal["single", "short", "blocks", "tiles", "equal"] = "short"
+    lengths: Literal["single", "short", "blocks", "tiles", "511", "513", "600", "equal"] = "short"
     layout: Literal["contiguous", "split"] = "contiguous"
     reach: Literal["near", "far"] = "near"
     compute_units: int = 80
-    scale_eighths: int = 1
+    scale: Literal["eighth", "three_eighths", "model"] = "eighth"
     values: Literal["randn", "onehot", "needle", "uniform", "limits", "fine"] = "randn"
 
 
@@ -81,12 +83,12 @@ AXES: Mapping[str, tuple[Axis, ...]] = {
     "layout": ("contiguous", "split"),
     "reach": ("near",),
     "compute_units": (8, 80, 256, 304),
-    "scale_eighths": (1, 3),
+    "scale": ("eighth", "three_eighths", "model"),
     "values": ("randn", "onehot", "needle", "uniform", "limits", "fine"),
 }
 NIGHTLY: Mapping[str, tuple[Axis, ...]] = {
     "heads": (1, 2, 4, 8, 12, 16, 24, 48, 96), "requests": (1, 2, 3, 8),
-    "lengths": ("single", "short", "blocks", "tiles", "equal"),
+    "lengths": ("single", "short", "blocks", "tiles", "511", "513", "600", "equal"),
 }  # fmt: skip
 RANDOM_CASES = 4
 
@@ -102,12 +104,17 @@ REGRESSIONS: tuple[str, ...] = (
     # Tiles of 256 rows that several workers share, and one of a row.
     _BASE.varied(heads=1, requests=1, lengths="tiles", values="onehot").id,
     _BASE.varied(heads=1, requests=2, lengths="tiles", compute_units=304).id,
+    # Three tiles, the last one of a row, and two that lack a row.
+    _BASE.varied(heads=1, requests=1, lengths="511", values="onehot").id,
+    _BASE.varied(heads=1, requests=2, lengths="513", values="onehot", compute_units=304).id,
+    _BASE.varied(heads=1, requests=1, lengths="600", scale="model").id,
+    _BASE.varied(heads=1, requests=1, lengths="600", values="uniform", layout="split").id,
     _BASE.varied(requests=1, lengths="blocks", values="needle", width="model").id,
     _BASE.varied(heads=16, requests=1, lengths="equal", reach="far").id,
 )
 
 _BOUNDS: Mapping[str, tuple[int, int]] = {
-    "heads": (1, 128), "requests": (1, 64), "compute_units": (1, 1024), "scale_eighths": (1, 64),
+    "heads": (1, 128), "requests": (1, 64), "compute_units": (1, 1024),
 }  # fmt: skip
 
 
@@ -123,7 +130,7 @@ def forbid(case: Case) -> list[str]:
 def heavy(case: Case) -> bool:
     """Whether it takes more than a few seconds on two CPU cores."""
     assert isinstance(case, PrefillCase)
-    most = {"single": 72, "short": 24, "equal": 24, "blocks": 4, "tiles": 2}
+    most = {"single": 72, "short": 24, "equal": 24, "blocks": 4, "tiles": 2, "511": 2, "513": 2, "600": 1}
     return case.requests * case.heads > most[case.lengths]
 
 
@@ -142,10 +149,15 @@ def build(case: Case) -> Inputs:
     starts.copy_(torch.nn.functional.pad(lengths.cumsum(0), (1, 0)))
     return Inputs(
         query=_stored(query, (0, 0)), key=_stored(key, gap), value=_stored(value, (wide, gap[1])), query_start=starts,
-        # The model's factor is one over the root of its lanes: 192 lanes make 1/14, about 0.07.
-        scale=case.scale_eighths / 8 * (0.5 if case.width == "model" else 1.0),
+        scale=_scale(case),
         out=guarded((tokens, case.heads * value_lanes), torch.bfloat16), compute_units=case.compute_units,
     )  # fmt: skip
+
+
+def _scale(case: PrefillCase) -> float:
+    if case.scale == "model":
+        return 1 / math.sqrt(192)
+    return {"eighth": 0.125, "three_eighths": 0.375}[case.scale] * (0.5 if case.width == "model" else 1.0)
 
 
 def _stored(numbers: torch.Tensor, gaps: tuple[int, int]) -> torch.Tensor:
@@ -163,8 +175,10 @@ def _lengths(case: PrefillCase, draw: Draw) -> torch.Tensor:
         return torch.full(shape, 8)
     if case.lengths == "blocks":
         return draw.integers("blocks", shape, 1, 3) * 16 + draw.integers("beside", shape, -1, 2)
-    if case.lengths == "tiles":
-        return torch.where(torch.arange(case.requests) == 0, 256 + draw.integers("beside", shape, 1, 3), short)
+    if case.lengths in ("tiles", "511", "513", "600"):
+        beyond = 256 + draw.integers("beside", shape, 1, 3)
+        first = beyond if case.lengths == "tiles" else torch.full(shape, int(case.lengths))
+        return torch.where(torch.arange(case.requests) == 0, first, short)
     return short
 
 

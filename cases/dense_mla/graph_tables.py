@@ -91,7 +91,8 @@ class GraphTablesCase(Case):
 
     capacity: requests that the buffers have room for. pattern: how the numbers of requests change, `alternating` between
     all and one. kind, query: query tokens, as `cases.dense_mla.batches.query_lengths` has them; `mixed` each step another
-    way. queries: `alternating` every other step has single tokens. table: `strided` rows with gaps. overflow: the last
+    way. queries: `alternating` every other step has single tokens. keys: of a request on one rank, at most, rounded up to
+    whole blocks. table: `strided` rows with gaps. overflow: the last
     step has more requests than the buffers have room for, or more query tokens (`rows`).
     """
 
@@ -107,6 +108,7 @@ class GraphTablesCase(Case):
     world: int = 1
     rank: Literal["first", "last"] = "first"
     lengths: Literal["ragged", "edges", "short"] = "ragged"
+    keys: int = 70
     block_size: int = 16
     table: Literal["contiguous", "strided"] = "contiguous"
     overflow: Literal["none", "requests", "rows"] = "none"
@@ -125,6 +127,7 @@ AXES: Mapping[str, tuple[Axis, ...]] = {
     "world": (1, 2, 8),
     "rank": ("first", "last"),
     "lengths": ("ragged", "edges", "short"),
+    "keys": (70,),
     "block_size": (1, 16, 48, 256),
     "table": ("contiguous", "strided"),
     "overflow": ("none", "requests", "rows"),
@@ -147,6 +150,9 @@ REGRESSIONS: tuple[str, ...] = (
     _BASE.varied(overflow="requests").id,
     _BASE.varied(kernels="segmented", world=2, overflow="rows", kind="uniform").id,
     _BASE.varied(capacity=1030, steps=2, kind="uniform", query=2).id,
+    # Lists of more than 1024 tokens.
+    _BASE.varied(capacity=3, steps=2, kind="uniform", keys=2100).id,
+    _BASE.varied(capacity=4, steps=2, kind="uniform", keys=3000, kernels="round_robin", world=2, block_size=48).id,
 )
 
 _BOUNDS: Mapping[str, tuple[int, int]] = {
@@ -154,10 +160,9 @@ _BOUNDS: Mapping[str, tuple[int, int]] = {
     "capacity": (1, 1 << 12),
     "query": (1, 32),
     "world": (1, 64),
+    "keys": (1, 1 << 16),
     "block_size": (1, 1 << 12),
 }
-# Keys of a request on one rank, at most: so many, rounded up to whole blocks.
-_KEYS = 70
 
 
 def forbid(case: GraphTablesCase) -> list[str]:
@@ -188,7 +193,7 @@ def heavy(case: GraphTablesCase) -> bool:
 def build(case: GraphTablesCase) -> Inputs:
     """The inputs of a case; buffers full of numbers that are neither starts nor slots."""
     draw = Draw(case.seed, case.op)
-    width = -(-_KEYS // case.block_size) + 1
+    width = -(-case.keys // case.block_size) + 1
     # The largest power of two up to 128 that divides a block.
     page_size = min(128, case.block_size & -case.block_size)
     steps = tuple(_step(case, draw.within(str(number)), number, width) for number in range(case.steps))

@@ -20,10 +20,11 @@ from cases.memory import far_gap, guarded, guarded_copy
 class Inputs:
     """Partial results, the maps, and the rows that they end in.
 
-    partial_out, partial_lse: scratch rows, contiguous; the log-sum-exp is natural, and minus infinity or NaN where a part
-    has no key for the row. group_start: first entry in `parts` of every group. groups: first query row of every group and
-    the one behind the last; None when they follow from the parts, see the oracle. parts: first scratch row of every part.
-    out, lse: what the kernels in front have left, which stays but for the rows of groups of two parts and more.
+    partial_out, partial_lse: scratch rows, contiguous; the log-sum-exp is natural, and an infinity or NaN where a part has
+    no key for the row. group_start: first entry in `parts` of every group. groups: first query row of every group and the
+    one behind the last, whatever a group of one part or none has there; None when they follow from the parts, see the
+    oracle. parts: first scratch row of every part. out, lse: what the kernels in front have left, which stays but for the
+    rows of groups of two parts and more.
     """
 
     partial_out: Float32[torch.Tensor, "scratch heads lanes"]
@@ -50,10 +51,12 @@ WRITABLE: tuple[str, ...] = ("out", "lse")
 class ReduceCase(Case):
     """The axes of the merge.
 
-    split: parts of a group, `mixed` from none to nine, `many` more than a wave has lanes in the first group. rows: of a group
-    at most; `ragged` groups have fewer. mapped: whether the rows of groups are given. scratch: `dense` one part behind the
-    other, `scattered` in any order with unused rows between. holes: rows of parts without a key, by what their log-sum-exp
-    is, `rows` all parts of some rows. layout: `heads` has a gap behind each head, `strided` behind each row too.
+    split: parts of a group, `mixed` from none to nine, `few` one, none and two in turn, `many` more than a wave has lanes in
+    the first group, `most` more than 256. rows: of a group at most; `ragged` groups have fewer. mapped: whether the rows of
+    groups are given. unsplit: what a map has for groups of one part or none, whose entries no planner writes: `garbage` of
+    fresh memory, or the `rows` of their tile, as an earlier step left them. scratch: `dense` one part behind the other,
+    `scattered` in any order with unused rows between. holes: rows of parts without a key, by what their log-sum-exp is,
+    `rows` all parts of some rows. layout: `heads` has a gap behind each head, `strided` behind each row too.
     reach: `far` places output rows so far apart that offsets pass 2^31. values: `dominating` one part of each row has all
     the weight, `equal` parts weigh alike, `wide` log-sum-exps from very small to very large, `lanes` numbers that name part,
     row and lane.
@@ -64,12 +67,13 @@ class ReduceCase(Case):
     heads: int = 4
     lanes: int = 64
     groups: int = 3
-    split: Literal["two", "three", "four", "mixed", "many"] = "mixed"
+    split: Literal["two", "three", "four", "mixed", "few", "many", "most"] = "mixed"
     rows: int = 3
     ragged: bool = True
     mapped: bool = True
+    unsplit: Literal["garbage", "rows"] = "rows"
     scratch: Literal["dense", "scattered"] = "scattered"
-    holes: Literal["none", "minus_infinity", "nan", "rows"] = "none"
+    holes: Literal["none", "minus_infinity", "plus_infinity", "nan", "rows"] = "none"
     dtype: Literal["bfloat16", "float16"] = "bfloat16"
     with_lse: bool = True
     layout: Literal["contiguous", "heads", "strided"] = "contiguous"
@@ -83,12 +87,13 @@ AXES: Mapping[str, tuple[Axis, ...]] = {
     "heads": (1, 3, 8, 16),
     "lanes": (16, 64, 128, 512),
     "groups": (0, 1, 3, 7),
-    "split": ("two", "three", "four", "mixed", "many"),
+    "split": ("two", "three", "four", "mixed", "few", "many"),
     "rows": (1, 3, 5),
     "ragged": (False, True),
     "mapped": (False, True),
+    "unsplit": ("garbage", "rows"),
     "scratch": ("dense", "scattered"),
-    "holes": ("none", "minus_infinity", "nan", "rows"),
+    "holes": ("none", "minus_infinity", "plus_infinity", "nan", "rows"),
     "dtype": ("bfloat16", "float16"),
     "with_lse": (False, True),
     "layout": ("contiguous", "heads", "strided"),
@@ -104,9 +109,20 @@ REGRESSIONS: tuple[str, ...] = (
     # A part without a key for some rows, as a causal tile has them, whose log-sum-exp is NaN.
     _BASE.varied(holes="nan", split="three").id,
     _BASE.varied(holes="minus_infinity", split="four").id,
+    _BASE.varied(holes="plus_infinity", split="three").id,
     _BASE.varied(holes="rows").id,
+    # Tiles of one part and of none, whose rows are there already: some beside a split one, and nothing but them.
+    *(
+        _BASE.varied(split="few", lanes=lanes, heads=heads).id
+        for lanes, heads in ((16, 1), (64, 3), (128, 8), (512, 16))
+    ),
+    _BASE.varied(split="few", groups=2, lanes=128, heads=8).id,
     # More parts than a wave has lanes, and than fit four waves.
     _BASE.varied(split="many", groups=1, rows=1, heads=1).id,
+    *(
+        _BASE.varied(split="most", groups=1, rows=1, heads=1, lanes=16, values=values).id
+        for values in ("randn", "equal")
+    ),
     # Rows that follow from the parts.
     _BASE.varied(mapped=False, ragged=False, split="four", scratch="dense").id,
     # Heads of a padded prefill that no compiled reduction knows.
@@ -124,8 +140,10 @@ def forbid(case: Case) -> list[str]:
     if not case.mapped:
         if case.ragged:
             reasons.append("ragged=yes: without a map all groups have equally many rows")
-        if case.split == "mixed":
-            reasons.append("split=mixed: without a map every group needs two parts")
+        if case.split in ("mixed", "few"):
+            reasons.append(f"split={case.split}: without a map every group needs two parts")
+        if case.unsplit == "garbage":
+            reasons.append("unsplit=garbage: needs a map")
         if case.scratch == "scattered":
             reasons.append("scratch=scattered: without a map, rows follow from parts that stand behind one another")
     if case.reach == "far":
@@ -173,8 +191,8 @@ def build(case: Case) -> Inputs:
     groups = None
     if case.mapped:
         spans = torch.tensor([[start, start + own] for start, own in zip(starts, rows, strict=True)]).reshape(-1, 2)
-        # What is not merged has no rows in the map: garbage.
-        spans[torch.tensor(counts, dtype=torch.int64).reshape(-1) < 2] = 0x7B7B7B7B
+        if case.unsplit == "garbage":
+            spans[torch.tensor(counts, dtype=torch.int64).reshape(-1) < 2] = 0x7B7B7B7B
         groups = guarded_copy(spans.to(torch.int32))
     dtype = torch.bfloat16 if case.dtype == "bfloat16" else torch.float16
     width = case.heads * case.lanes
@@ -193,10 +211,12 @@ def build(case: Case) -> Inputs:
 def _counts(case: ReduceCase, draw: Draw) -> list[int]:
     if case.split == "mixed":
         return [int(count) for count in draw.integers("counts", (case.groups,), 0, 10)]
-    fixed = {"two": 2, "three": 3, "four": 4, "many": 5}[case.split]
+    if case.split == "few":
+        return [(1, 0, 2)[group % 3] for group in range(case.groups)]
+    fixed = {"two": 2, "three": 3, "four": 4, "many": 5, "most": 2}[case.split]
     counts = [fixed] * case.groups
-    if case.split == "many" and counts:
-        counts[0] = 70
+    if case.split in ("many", "most") and counts:
+        counts[0] = 70 if case.split == "many" else 300
     return counts
 
 
@@ -218,11 +238,11 @@ def _values(case: ReduceCase, draw: Draw, count: int, rows: int) -> tuple[torch.
         row = torch.arange(rows)[:, None, None]
         lane = torch.arange(case.lanes)
         values = (torch.arange(count)[:, None, None, None] % 8 * 16 + row % 4 * 4 + lane % 4).expand(values.shape) * 1.0
-    if case.holes in ("minus_infinity", "nan") and count:
+    if case.holes in ("minus_infinity", "plus_infinity", "nan") and count:
         # In front, as of a causal tile: the last part may see nothing of the first rows.
         hole = draw.chance("hole", shape, 1, 3)
         hole[draw.integers("kept", (1,), 0, count)] = False
-        empty = float("nan") if case.holes == "nan" else -float("inf")
+        empty = {"nan": float("nan"), "plus_infinity": float("inf")}.get(case.holes, -float("inf"))
         lse = torch.where(hole, empty, lse)
         values = torch.where(hole[..., None], float("nan"), values)
     elif case.holes == "rows":

@@ -133,6 +133,9 @@ _BASE = SegmentedCase()
 REGRESSIONS: tuple[str, ...] = (
     # Lengths about what a tile and all segments of single tiles hold.
     *(_BASE.varied(length=n, values="last", lengths="full", slack="loud").id for n in (15, 17, 127, 128, 129, 257)),
+    # Rows of more than 1024 keys.
+    _BASE.varied(rows=1, heads=1, tile=128, length=1100, lengths="full", values="last", slack="loud").id,
+    _BASE.varied(rows=2, heads=2, rank=32, length=1057, values="needle").id,
     # A verify block whose first rows see no key at all on this rank.
     _BASE.varied(rows=4, length=2, lengths="verify").id,
     _BASE.varied(length=0, lengths="full").id,

@@ -75,6 +75,14 @@ def _single(case: Case, execution: Execution) -> Precision:
     return Precision(probability="exact", flushes=execution != "interpreter", note="float32 weights and sums")
 
 
+def _planned(case: Case, execution: Execution) -> Precision:
+    del case
+    return Precision(
+        probability="exact", averaged=True, flushes=execution != "interpreter",
+        note="float32 weights and sums; parts of a row are merged by their log-sum-exps",
+    )  # fmt: skip
+
+
 def _flash(case: Case, execution: Execution) -> Precision:
     del case
     return Precision(flushes=execution != "interpreter", note="weights rounded to bfloat16 before they multiply values")
@@ -82,7 +90,9 @@ def _flash(case: Case, execution: Execution) -> Precision:
 
 def _assembly(case: Case, execution: Execution) -> Precision:
     del case, execution
-    return Precision(probability="float8_e4m3fn", note="assumed: the kernel is assembly, and its values are FP8")
+    return Precision(
+        probability="float8_e4m3fn", averaged=True, note="assumed: the kernel is assembly, and its values are FP8"
+    )
 
 
 def _key(case: Case) -> str:
@@ -112,7 +122,7 @@ IMPLS: tuple[Impl, ...] = (
         name="vllm-host",
         run=_lazily("fp8_prefill_vllm"),
         unsupported=_vllm_reasons,
-        precision=_single,
+        precision=_planned,
         compile_key=_key,
         source=backend_vllm.fingerprint,
     ),

@@ -62,6 +62,7 @@ IMPLS: tuple[Impl, ...] = (
         precision=_precision,
         compile_key=_key,
         source=lambda: fingerprint(SEGMENTS),
+        allocates=True,
     ),
     Impl(
         name="torch-means",

@@ -93,6 +93,7 @@ IMPLS: tuple[Impl, ...] = (
         precision=_precision,
         compile_key=_key,
         source=lambda: _aiter_source() + fingerprint(SEGMENTS),
+        allocates=True,
     ),
     Impl(
         name="aiter-triton",

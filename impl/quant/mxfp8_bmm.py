@@ -69,6 +69,7 @@ IMPLS: tuple[Impl, ...] = (
         precision=_precision("dot_scaled of e4m3 codes and E8M0 bytes, fp32 sums of a tile's lanes"),
         compile_key=_key,
         source=vllm_source,
+        allocates=True,
     ),
     Impl(
         name="torch-float64",

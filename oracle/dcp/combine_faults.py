@@ -211,6 +211,8 @@ def _factors(lses: torch.Tensor, inputs: Inputs, way: Way) -> tuple[torch.Tensor
         factors = torch.where(torch.isneginf(lses), 0.0, _power(lses - lse, natural, way))
     if way.has("sum-of-nothing-divides"):
         factors = weights / total
+    if way.has("small-factors-dropped"):
+        factors = torch.where(factors < 1e-6, 0.0, factors)
     if way.has("factor-of-the-next-rank"):
         factors = factors.roll(-1, 0)
     if way.has("factor-of-the-first-rank"):
@@ -342,6 +344,10 @@ def _mutant(name: str, pitfall: str, when: _When = lambda inputs: True) -> Mutan
     return Mutant(name, pitfall, answer)
 
 
+def _lone_rank_sanitised(inputs: Inputs) -> Outputs | None:
+    return Outputs(inputs.outs.clone(), _sanitised(inputs.lses.clone(), FORWARD)) if inputs.world == 1 else None
+
+
 def _gathers(inputs: Inputs) -> bool:
     return inputs.mode != "all_to_all"
 
@@ -380,6 +386,8 @@ MUTANTS: tuple[Mutant, ...] = (
     _mutant("sum-of-nothing-divides", "rows empty everywhere divided by 0"),
     _mutant("nothing-is-plus-infinity", "rows empty everywhere had the log-sum-exp +inf"),
     _mutant("maximum-not-subtracted", "powers were taken without subtracting the maximum"),
+    Mutant("lone-rank-sanitised", "what one rank alone says of having no key became minus infinity", _lone_rank_sanitised),
+    _mutant("small-factors-dropped", "a rank with less than a millionth of the mass counted for nothing"),
     _mutant("nan-taken-for-0", "a NaN in an answer that counts were 0"),
     _mutant("not-normalised", "weights were not divided by their sum"),
     _mutant("all-ranks-weigh-the-same", "all ranks that are not empty weighed the same"),

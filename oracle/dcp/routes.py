@@ -99,6 +99,7 @@ class Faults:
     two_never_refused: bool = False
     two_always_refused: bool = False
     two_refused_unquantised: bool = False
+    bound_floored: bool = False
     bound_not_raised: bool = False
     bound_of_the_sequence: bool = False
     bound_of_the_batch: bool = False
@@ -195,7 +196,9 @@ def _planned(given: Configuration, batch: Batch, most: int, wrong: Faults) -> bo
 
 
 def _bound(given: Configuration, lengths: tuple[int, ...], wrong: Faults) -> int:
-    share = -(-given.longest_model // (given.ranks * given.interleave)) * given.interleave
+    period = given.ranks * given.interleave
+    rest = 0 if wrong.bound_floored else period - 1
+    share = (given.longest_model + rest) // period * given.interleave
     if given.graphs and not wrong.bound_of_the_batch:
         return given.longest_model if wrong.bound_of_the_sequence else share
     longest = max(lengths)
@@ -437,6 +440,7 @@ MUTANTS: tuple[Mutant, ...] = (
     _mutant("two-unmasked-refused-unquantised", "two queries without mask had no kernel for other caches either",
             two_refused_unquantised=True),
     _mutant("row-bound-of-zero", "dummies made the longest row one of no token", bound_not_raised=True),
+    _mutant("row-bound-floored", "ranks shared the longest model without a rest", bound_floored=True),
     _mutant("row-bound-of-the-sequence", "the longest row were that of all ranks", bound_of_the_sequence=True),
     _mutant("row-bound-of-the-batch", "graphs were told of the batch's longest row", bound_of_the_batch=True),
 )  # fmt: skip

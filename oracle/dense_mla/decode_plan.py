@@ -6,6 +6,8 @@ tiles of `oracle.dense_mla.decode_tiles`:
     order          the workers' shares follow one another in the list of works
     coverage       every tile has a work; its works, by first key, follow one another without overlap from its first key on,
                    and end where it needs no more keys
+    cuts           between the works of a tile lie whole blocks of `granularity` keys behind its first key, for that is how
+                   a caller says where a batch may be cut
     remaining      of each work: keys of its request behind its last key, from which the kernel derives its mask
     scratch        a tile with one work has no scratch row; works of other tiles have one each, and no two of them, with as
                    many rows as a tile has, overlap or pass the reserved len(parts) * queries rows
@@ -14,7 +16,10 @@ tiles of `oracle.dense_mla.decode_tiles`:
     group starts   begin with 0 and never fall, and behind the last tile they stay what they are
     budget         works beyond one a tile number less than the workers that the split cap leaves, of all tiles together
 
-Where a plan cuts the keys is free; `oracle.dense_mla.decode_works` says where `reference` does.
+At which of these blocks a plan cuts is free; `oracle.dense_mla.decode_works` says where `reference` does. So is the share of
+a worker: one that has all works makes a plan slow, not wrong. And a work may hold only keys that the first rows of its tile
+do not see. The reference plan, whose tiles end in a work of as many keys as a request has rows, has no such work, but the
+merge takes a part without a key for a row as none (`oracle.dense_mla.reduce_by_maps`).
 
 Source: AITER's planner of version 1.2 and how its decode kernels and its reduction read a plan. Departures of that planner
 which are wrong are among `MUTANTS`.
@@ -128,19 +133,21 @@ def judge(inputs: Inputs, outputs: Outputs, precision: Precision) -> tuple[Check
         own.sort(key=lambda work: work.first_key)
     capacity = outputs.parts.numel() * inputs.queries
     groups = _group_starts(outputs)
+    walk = plan_check("group starts", len(groups), _fallen(groups, len(batch), outputs.parts.numel()),
+                      "the reduction walks all groups that are reserved")  # fmt: skip
     checks = [
         order,
         plan_check("coverage", len(batch), _uncovered(works, owners, by_tile),
                    "every query row is computed once over all keys that it sees"),
+        plan_check("cuts", len(works), _uneven_cuts(inputs, by_tile), "a batch may be cut between blocks of keys"),
         plan_check("remaining", len(works), _misremaining(works, owners),
                    "the mask of a work counts from the last key of its request"),
         plan_check("scratch", len(works), _scratch_clashes(by_tile, capacity),
                    "partial results have rows of their own, and only they"),
-        plan_check("group starts", len(groups), _fallen(groups, len(batch), outputs.parts.numel()),
-                   "the reduction walks all groups that are reserved"),
+        walk,
         plan_check("budget", len(batch), _overspent(inputs, by_tile), "the split cap is a budget of the whole batch"),
     ]  # fmt: skip
-    if checks[4].passed:
+    if walk.passed:
         checks.append(
             plan_check("groups", len(batch), _misgrouped(outputs, by_tile), "what was computed apart is merged once")
         )
@@ -193,6 +200,16 @@ def _uncovered(
         if not tile.needed <= expected <= tile.last_key:
             yield Finding(f"last key of {_named(tile)}, work", own_works[-1].number, str(expected),
                           f"{tile.needed} to {tile.last_key}")  # fmt: skip
+
+
+def _uneven_cuts(inputs: Inputs, by_tile: dict[Tile, list[_Work]]) -> Iterator[Finding]:
+    for tile, works in by_tile.items():
+        for work in works[1:]:
+            beyond = (work.first_key - tile.first_key) % inputs.granularity
+            if beyond:
+                yield Finding(f"first key of {_named(tile)}, work", work.number, str(work.first_key),
+                              f"{work.first_key - beyond} or {work.first_key - beyond + inputs.granularity}, "
+                              f"whole blocks of {inputs.granularity} keys behind {tile.first_key}")  # fmt: skip
 
 
 def _misremaining(works: list[_Work], owners: dict[tuple[int, tuple[int, int]], Tile]) -> Iterator[Finding]:
@@ -363,11 +380,12 @@ def _unsplit(inputs: Inputs, batch: Sequence[Tile]) -> list[Piece]:
 
 
 def _halved(inputs: Inputs, batch: Sequence[Tile]) -> list[Piece]:
-    """The first tiles in two halves of any length, as long as the budget lasts, with no key that a tile does not need."""
+    """The first tiles in two halves of whole blocks, as long as the budget lasts, with no key that a tile does not need."""
     budget, worker = split_budget(inputs) - 1, 0
     pieces = []
     for place, tile in enumerate(batch):
-        middle = (tile.first_key + tile.needed) // 2
+        blocks = -(-(tile.needed - tile.first_key) // inputs.granularity)
+        middle = tile.first_key + blocks // 2 * inputs.granularity
         if budget and middle > tile.first_key:
             pieces += [Piece(place, worker, tile.first_key, middle), Piece(place, worker + 1, middle, tile.needed)]
             budget, worker = budget - 1, worker + 1

@@ -222,6 +222,30 @@ def _second_parts(shift: int) -> Callable[[Inputs, _Tiles, _Pieces], _Pieces | N
     return change
 
 
+def _moved_cuts(where: Callable[[Inputs, Tile, int], int]) -> Callable[[Inputs, _Tiles, _Pieces], _Pieces | None]:
+    """Cuts elsewhere, as far as both sides keep a key, with no other fault."""
+
+    def change(inputs: Inputs, batch: _Tiles, right: _Pieces) -> _Pieces | None:
+        found = list(right)
+        for number, (before, after) in enumerate(itertools.pairwise(right)):
+            cut = where(inputs, batch[after.tile], after.first_key)
+            if before.tile == after.tile and found[number].first_key < cut < after.last_key:
+                found[number] = dataclasses.replace(found[number], last_key=cut)
+                found[number + 1] = dataclasses.replace(after, first_key=cut)
+        return None if found == right else found
+
+    return change
+
+
+def _half_a_block(inputs: Inputs, tile: Tile, cut: int) -> int:
+    return cut - inputs.granularity // 2 if cut > tile.first_key else cut
+
+
+def _by_place_in_the_list(inputs: Inputs, tile: Tile, cut: int) -> int:
+    """Blocks counted from the first key of the batch."""
+    return cut - tile.first_key % inputs.granularity
+
+
 def _twice(inputs: Inputs, batch: _Tiles, right: _Pieces) -> _Pieces | None:
     del inputs, batch
     return [right[0], *right] if right else None
@@ -436,6 +460,11 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant("parts-overlap", "parts began a block before the one before them ended", _of_works(_second_parts(-16))),
     Mutant("parts-overlap-by-one", "parts began a key before the one before them ended", _of_works(_second_parts(-1))),
     Mutant("parts-leave-a-gap", "parts began a key behind the end of the one before them", _of_works(_second_parts(1))),
+    Mutant("cut-inside-a-block", "works met in the middle of a block of keys", _of_works(_moved_cuts(_half_a_block))),
+    Mutant("cut-a-key-early", "works met a key in front of the end of a block",
+           _of_works(_moved_cuts(lambda inputs, tile, cut: cut - 1))),
+    Mutant("cut-by-the-list", "blocks began with the list of slots, not with a request's keys",
+           _of_works(_moved_cuts(_by_place_in_the_list))),
     Mutant("trimmed-by-one-more", "tiles ended a key before what their last row sees",
            _of_tiles(_taken_to(_one_too_few))),
     Mutant("trimmed-by-rows", "tiles were trimmed by as many keys as whole tiles of rows follow",

@@ -338,6 +338,8 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant("row-offset-in-32-bits", "a row of the table more than 2 GiB away could not be reached", _short_offsets),
     Mutant("first-tile-only", "tokens of a request from the 1024th on stayed as they were",
            _within(lambda inputs: _TILE)),
+    Mutant("long-lists-cut", "tokens of a request from the 32768th on stayed as they were",
+           _within(lambda inputs: 1 << 15)),
     Mutant("tiles-for-the-average", "tokens beyond the tiles that an average request needs stayed as they were",
            _within(_average)),
     Mutant("block-size-ignored", "every token had a block of its own", _each(_block_per_token)),

@@ -10,8 +10,8 @@ on who casts.
 
 Source: the FP8 prefill of vLLM's dense ROCm MLA backend (`mla_prefill_ps_asm_fwd` and `mla_reduce_v1` of AITER). It pads
 heads for its kernel and takes the real ones out again, which must not show. Budget: `oracle.sparse_mla.softmax_budget`,
-with keys that carry values in lanes of their own; a FP8 probability is among what may be declared. Merging parts adds the
-budget of nothing: partial results are float32.
+with keys that carry values in lanes of their own; a FP8 probability is among what may be declared. Partial results are
+float32, but who weighs parts of a row by their log-sum-exps declares `averaged`: not even equal keys have equal weights then.
 """
 
 import dataclasses
@@ -46,6 +46,8 @@ class Faults:
     keys_of: str = "own"
     weigh: str = "softmax"
     keys_from: int = 0
+    keys_to: int | None = None
+    narrow_scale: bool = False
     padded: str = "no"
 
 
@@ -77,6 +79,7 @@ def _attended(inputs: Inputs, dtype: torch.dtype, faults: Faults = RIGHT) -> tor
         for tensor, how in zip((inputs.query, inputs.key, inputs.value), faults.cast, strict=True)
     )
     lanes = faults.lanes or query.shape[2]
+    scale = float(torch.tensor(inputs.scale).bfloat16()) if faults.narrow_scale else inputs.scale
     out = torch.zeros((tokens, heads, width), dtype=dtype)
     for first, last in spans(inputs) if faults.separate else [(0, tokens)]:
         row = torch.arange(last - first)
@@ -85,12 +88,13 @@ def _attended(inputs: Inputs, dtype: torch.dtype, faults: Faults = RIGHT) -> tor
             seen = torch.ones_like(seen)
         # A row that would see nothing sees its first key.
         seen = seen & ((row >= faults.keys_from) | (row[:, None] < faults.keys_from))
+        seen &= row < (faults.keys_to or last)
         seen[:, 0] |= ~seen.any(1)
         for head in range(heads):
             whose_key = 0 if faults.keys_of == "first" else head
             whose = {"own": head, "first": 0, "next": (head + 1) % heads}[faults.values_of]
             score = query[first:last, head, :lanes] @ key[first:last, whose_key, :lanes].T
-            score = (score * (inputs.scale * faults.factor)).masked_fill(~seen, -math.inf)
+            score = (score * (scale * faults.factor)).masked_fill(~seen, -math.inf)
             weight = (score - score.amax(1, keepdim=True)).exp()
             if faults.weigh == "average":
                 weight = seen.to(dtype)
@@ -365,6 +369,7 @@ MUTANTS: tuple[Mutant, ...] = (
     _mutant("no-mask", "a token saw all of its request", masked=False),
     _mutant("requests-together", "a token saw the requests in front of its own", separate=False),
     _mutant("scale-of-absorbed", "scores were scaled for 576 lanes", factor=(192 / 576) ** 0.5),
+    _mutant("scale-in-bfloat16", "the scale were rounded to bfloat16", narrow_scale=True),
     _mutant("scale-left-out-of-base-two", "scores were taken for exponents of two", factor=math.log(2)),
     _mutant("rotary-lanes-left", "the last third of the lanes did not count", lanes=32),
     _mutant("values-of-the-first-head", "all heads had the first one's values", values_of="first"),
@@ -373,6 +378,8 @@ MUTANTS: tuple[Mutant, ...] = (
     _mutant("plain-average", "all keys weighed alike", weigh="average"),
     _mutant("not-divided", "nobody divided by the sum of weights", weigh="not_divided"),
     _mutant("first-part-lost", "keys in front of the sixteenth did not count", keys_from=16),
+    _mutant("keys-beyond-300-lost", "no more than 300 keys counted", keys_to=300),
+    _mutant("keys-beyond-two-tiles-lost", "no more than 512 keys counted", keys_to=512),
     _mutant("not-cast", "nobody cast to FP8", cast=("none", "none", "none")),
     _mutant("values-not-cast", "values were not cast to FP8", cast=(_FORMAT, _FORMAT, "none")),
     _mutant("cast-by-truncation", "the cast rounded towards zero", cast=("truncated", "truncated", "truncated")),
@@ -410,11 +417,29 @@ def _by_blocks(inputs: Inputs, block: int, narrow: str) -> Outputs:
     return _stored(inputs, out)
 
 
+def _by_parts(inputs: Inputs, size: int) -> Outputs:
+    """In float32, averages over parts of so many keys, weighed by their log-sum-exps."""
+    query, key, value = (_cast(tensor, _FORMAT, torch.float32) for tensor in (inputs.query, inputs.key, inputs.value))
+    out = torch.zeros_like(value)
+    for first, last in spans(inputs):
+        row = torch.arange(last - first)
+        score = torch.einsum("ihl,jhl->hij", query[first:last], key[first:last]) * inputs.scale
+        score = score.masked_fill(row > row[:, None], -math.inf)
+        parts = list(zip(score.split(size, 2), value[first:last].split(size), strict=True))
+        lse = torch.stack([part.logsumexp(2) for part, _ in parts])
+        means = torch.stack([torch.einsum("hij,jhv->ihv", part.softmax(2).nan_to_num(0.0), own) for part, own in parts])
+        share = (lse - lse.amax(0)).exp()
+        out[first:last] = (share.transpose(1, 2)[..., None] * means).sum(0) / share.sum(0).T[..., None]
+    return _stored(inputs, out)
+
+
 _EXACT = Precision(probability="exact", flushes=False, note="float64, one rounding")
 HONEST: tuple[Honest, ...] = (
     Honest("exact-then-rounded", _EXACT, lambda inputs: _stored(inputs, _attended(inputs, torch.float64))),
     Honest("float32", Precision(probability="exact", note="float32"),
            lambda inputs: _stored(inputs, _attended(inputs, torch.float32))),
+    Honest("parts-of-128", Precision(probability="exact", averaged=True, note="float32, parts merged"),
+           lambda inputs: _by_parts(inputs, 128)),
     Honest("blocks-of-4-in-bfloat16", Precision(probability="bfloat16", note="flash"),
            lambda inputs: _by_blocks(inputs, 4, "bfloat16")),
     Honest("blocks-of-32-in-float8", Precision(probability="float8_e4m3fn", note="flash with FP8 probabilities"),

@@ -21,6 +21,7 @@ that is known to the device alone, and vLLM does not check it. Source: `_build_d
 """
 
 import dataclasses
+import itertools
 from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
@@ -47,6 +48,7 @@ class Faults:
     stale_tails: tuple[str, ...] = ()
     zero_tails: tuple[str, ...] = ()
     indices_not_cleared: bool = False
+    long_lists_cut: bool = False
     indices_when_segmented: Literal["kept", "written", "cleared", "handed_on"] = "kept"
     global_base_lost: bool = False
     lengths_cleared: bool = False
@@ -178,6 +180,9 @@ def _stepped(
         after["indices"] = _expanded(
             inputs, step, made.fronts["kv_indptr"], before["indices"], cleared=not faults.indices_not_cleared
         )
+        if faults.long_lists_cut:
+            for first, last in itertools.pairwise(made.fronts["kv_indptr"].tolist()):
+                after["indices"][first + 1024 : last] = -1
     elif faults.indices_when_segmented == "cleared":
         after["indices"].fill_(-1)
     return after
@@ -384,6 +389,7 @@ MUTANTS: tuple[Mutant, ...] = (
     _mutant("indices-cleared-for-segmented", "segmented kernels had the slots cleared",
             Faults(indices_when_segmented="cleared"), _several_ranks),
     _mutant("slots-stale-behind", "the slots behind the batch were the previous step's", Faults(indices_not_cleared=True)),
+    _mutant("long-lists-cut", "slots of a request from the 1024th on were left out", Faults(long_lists_cut=True)),
     _mutant("lengths-cleared-behind", "the lengths behind the batch were cleared", Faults(lengths_cleared=True)),
     _mutant("rows-cleared-behind", "the rows behind the batch were cleared", Faults(rows_cleared=True), _several_ranks),
     _mutant("one-step-behind", "a replay read the tables of the step before", Faults(step_behind=True)),

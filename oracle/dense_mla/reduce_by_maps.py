@@ -355,16 +355,39 @@ def _one_row(inputs: Inputs, number: int, parts: list[int]) -> Group | None:
     return Group(begin, min(begin + 1, end), parts) if len(parts) > 1 else None
 
 
-def _from_nobody(inputs: Inputs) -> Outputs | None:
-    """A group of one part is copied, into rows that the map does not have: those behind the last group's."""
-    spans = [(group.first, group.last) for group in groups_of(inputs)]
-    starts, parts = inputs.group_start.tolist(), inputs.parts.tolist()
-    single = [parts[begin] for begin, end in itertools.pairwise(starts) if end - begin == 1]
-    free = [row for row in range(inputs.out.shape[0]) if not any(first <= row < last for first, last in spans)]
-    if not single or not free:
-        return None
+def _alone(inputs: Inputs, number: int, parts: list[int]) -> Group | None:
+    """A group of one part merged too, where the map has rows for it."""
+    return Group(*_span(inputs, number, parts), parts) if parts else None
+
+
+def _unsplit_rows(inputs: Inputs, parts: int) -> list[slice]:
+    """The rows that a map has for groups of so many parts, as far as they are rows."""
+    if inputs.groups is None:
+        return []
+    sizes = inputs.group_start.diff().tolist()
+    spans = [span for span, size in zip(inputs.groups.tolist(), sizes, strict=True) if size == parts]
+    return [slice(first, last) for first, last in spans if 0 <= first <= last <= inputs.out.shape[0]]
+
+
+def _nothing_merged(inputs: Inputs) -> Outputs:
+    """A group of no part taken for one whose parts have no key."""
     answer = _merged(inputs, torch.float64)
-    answer.out[free[0]] = inputs.partial_out[single[0]].to(answer.out.dtype)
+    for rows in _unsplit_rows(inputs, 0):
+        answer.out[rows] = 0
+        if answer.lse is not None:
+            answer.lse[rows] = -torch.inf
+    return answer
+
+
+def _lse_of_one(inputs: Inputs) -> Outputs | None:
+    """The log-sum-exp alone of a group of one part, whose rows another kernel wrote."""
+    answer = _merged(inputs, torch.float64)
+    if answer.lse is None:
+        return None
+    starts, parts = inputs.group_start.tolist(), inputs.parts.tolist()
+    bases = [parts[begin] for begin, end in itertools.pairwise(starts) if end - begin == 1]
+    for rows, base in zip(_unsplit_rows(inputs, 1), bases, strict=False):
+        answer.lse[rows] = inputs.partial_lse[base : base + rows.stop - rows.start]
     return answer
 
 
@@ -397,6 +420,12 @@ def _multiplied(values: torch.Tensor, lse: torch.Tensor) -> tuple[torch.Tensor, 
     spoiled = (torch.isnan(values) & ~live[..., None]).any(0)
     merged, total = merge(values, lse)
     return torch.where(spoiled, torch.nan, merged), total
+
+
+def _plus_infinity_kept(values: torch.Tensor, lse: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    spoiled = torch.isposinf(lse).any(0)
+    merged, total = merge(values, lse)
+    return torch.where(spoiled[..., None], torch.nan, merged), torch.where(spoiled, torch.inf, total)
 
 
 def _empty_weighs_one(values: torch.Tensor, lse: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -493,6 +522,7 @@ def _wrapped(inputs: Inputs) -> Outputs | None:
 
 MUTANTS: tuple[Mutant, ...] = (
     _mutant("nan-kept", "NaN for the log-sum-exp of no key were a number", _nan_kept),
+    _mutant("plus-infinity-kept", "plus infinity for the log-sum-exp of no key were a number", _plus_infinity_kept),
     _mutant("empty-multiplied", "what a part without a key holds were multiplied by zero", _multiplied),
     _mutant("empty-weighs-one", "the log-sum-exp of no key were zero", _empty_weighs_one),
     _mutant("empty-rows-unguarded", "rows without a key were divided by zero", _unguarded),
@@ -513,6 +543,7 @@ MUTANTS: tuple[Mutant, ...] = (
     _grouped("first-part-only", "only the first part counted", _chosen(lambda bases: bases[:1])),
     _grouped("parts-beyond-three-left", "no more than three parts were merged", _chosen(lambda bases: bases[:3])),
     _grouped("parts-beyond-a-wave-left", "no more than 64 parts were merged", _chosen(lambda bases: bases[:64])),
+    _grouped("parts-beyond-four-waves-left", "no more than 256 parts were merged", _chosen(lambda bases: bases[:256])),
     _grouped("one-part-more", "a part were read that belongs to the next group", _one_part_more),
     _grouped("parts-by-number", "maps named parts, not scratch rows", _chosen(lambda bases: list(range(len(bases))))),
     _grouped("parts-behind-the-first", "parts stood behind the first one", _neighbours),
@@ -520,7 +551,9 @@ MUTANTS: tuple[Mutant, ...] = (
     _grouped("one-row-only", "a group had one row", _one_row),
     _grouped("rows-one-further", "rows began behind the first one", _shifted(1, 1)),
     _grouped("map-ignored", "rows followed from the parts although there is a map", _uniform),
-    Mutant("groups-of-one-merged", "a single part were merged with nothing", _from_nobody),
+    _grouped("groups-of-one-merged", "a single part were merged with nothing", _alone),
+    Mutant("groups-of-one-lse-written", "the log-sum-exp of a single part were written", _lse_of_one),
+    Mutant("groups-of-none-emptied", "a group of no part were rows without a key", _nothing_merged),
     Mutant("other-rows-cleared", "rows of tiles that were not split were cleared", _cleared),
     Mutant("packed-heads", "heads were stored without their gaps", _packed),
     Mutant("offsets-of-32-bits", "the offset of a row were a 32-bit product", _wrapped),

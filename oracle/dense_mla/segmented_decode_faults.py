@@ -52,6 +52,8 @@ def _length(inputs: Inputs, row: int, way: Way) -> int:
         return max(0, int(inputs.lengths.roll(-1)[row]))
     if way.has("last-key-lost"):
         return max(0, length - 1)
+    if way.has("keys-beyond-1024-lost"):
+        return min(length, 1024)
     if way.has("partial-page-lost"):
         return length // inputs.tile * inputs.tile
     if way.has("empty-row-reads-a-key"):
@@ -314,6 +316,7 @@ MUTANTS: tuple[Mutant, ...] = (
     _mutant("longest-row-for-all", "every row that has keys were as long as the longest, so that it sees later tokens"),
     _mutant("length-of-the-next-row", "every row had the length of the one behind it"),
     _mutant("last-key-lost", "the last key of every row were lost"),
+    _mutant("keys-beyond-1024-lost", "no more than 1024 keys of a row counted"),
     _mutant("one-key-too-many", "the key behind the last one counted"),
     _mutant("partial-page-lost", "a page that is not full were left out"),
     _mutant("empty-row-reads-a-key", "a row without keys read its first page"),

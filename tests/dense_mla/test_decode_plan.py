@@ -4,6 +4,7 @@ import dataclasses
 import itertools
 import random
 import sys
+from collections.abc import Sequence
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -21,6 +22,7 @@ from impl.dense_mla.decode_plan import IMPLS
 from impl.dense_mla.decode_plan_buffers import buffer_lengths
 from oracle.dense_mla import decode_plan as right
 from oracle.dense_mla import decode_tiles
+from oracle.dense_mla.decode_works import Piece, written
 from reports.laws import break_of
 
 OURS, AITER = IMPLS
@@ -251,6 +253,38 @@ def visible(inputs: Inputs) -> list[list[int]]:
                 hidden = count - 1 - row if inputs.mask == "causal" else 0
                 found.append(list(range(key[number], max(key[number], key[number + 1] - hidden))))
     return found
+
+
+def cut(inputs: Inputs, *cuts: int, workers: Sequence[int] | None = None) -> Outputs:
+    """A plan of the batch's only tile, cut at these keys."""
+    (tile,) = decode_tiles.tiles(inputs)
+    ends = [tile.first_key, *cuts, tile.needed]
+    places = workers or range(len(ends) - 1)
+    pieces = [Piece(0, worker, *keys) for worker, keys in zip(places, itertools.pairwise(ends), strict=True)]
+    return written(inputs, [tile], pieces)
+
+
+def test_a_batch_is_cut_between_blocks() -> None:
+    inputs = asked([100], granularity=32)
+    assert sentences(inputs, cut(inputs, 32, 64)) == []
+    (sentence,) = sentences(inputs, cut(inputs, 32, 48))
+    assert sentence == (
+        "first key of request 0 tile 0, work[2]=48, but should be 32 or 64, whole blocks of 32 keys behind 0: "
+        "a batch may be cut between blocks of keys (cuts, 1 breaches)"
+    )
+
+
+def test_a_work_may_hold_only_keys_that_first_rows_do_not_see() -> None:
+    # Of 34 keys the first of four rows sees 31.
+    inputs = asked([34], 4)
+    plan = cut(inputs, 32)
+    assert sentences(inputs, plan) == []
+    assert executed(inputs, plan) == visible(inputs)
+
+
+def test_one_worker_may_do_it_all() -> None:
+    inputs = asked([100])
+    assert sentences(inputs, cut(inputs, 32, 64, workers=(0, 0, 0))) == []
 
 
 SMALL = [case for case in SWEEP if case.lengths in ("short", "edges", "gaps", "empty") and case.requests < 9][:24]

@@ -197,6 +197,7 @@ def test_our_tables_are_right(case: str) -> None:
 def test_wrong_tables_are_told_from_right_ones(mutant: right.Mutant) -> None:
     cases = [parse(case) for case in ask.REGRESSIONS[:7]]
     cases.append(GraphTablesCase(kernels="segmented", world=2, kind="padded", block_size=256, pattern="alternating"))
+    cases.append(GraphTablesCase(kind="uniform", capacity=3, keys=2100))
     for case in cases:
         inputs = ask.build(case)  # type: ignore[arg-type]
         answer = mutant.answer(inputs)

@@ -78,6 +78,22 @@ def test_groups_of_one_and_none_are_left_as_they_are(run: Any) -> None:
     assert sentences(inputs, answer) == []
 
 
+@pytest.mark.parametrize("unsplit", ["garbage", "rows"])
+def test_a_map_may_hold_anything_for_tiles_that_were_not_split(unsplit: Any) -> None:
+    inputs = ask.build(ReduceCase(split="few", unsplit=unsplit))
+    assert inputs.groups is not None
+    assert inputs.group_start.diff().tolist() == [1, 0, 2]
+    spans = inputs.groups[:2].tolist()
+    if unsplit == "garbage":
+        assert spans == [[0x7B7B7B7B] * 2] * 2
+        return
+    first, last = inputs.groups[2].tolist()
+    assert all(0 <= begin < end <= len(inputs.out) and (end <= first or begin >= last) for begin, end in spans)
+    for name in ("groups-of-one-merged", "groups-of-one-lse-written", "groups-of-none-emptied"):
+        wrong = next(mutant for mutant in right.MUTANTS if mutant.name == name).answer(inputs)
+        assert isinstance(wrong, Outputs) and sentences(inputs, wrong), name
+
+
 @RUNS
 def test_rows_of_a_group_are_consecutive_scratch_rows_of_every_part(run: Any) -> None:
     partial = [[1.0], [2.0], [99.0], [3.0], [6.0], [99.0]]
@@ -94,7 +110,7 @@ def test_without_a_map_rows_follow_from_the_parts(run: Any) -> None:
 
 
 @RUNS
-@pytest.mark.parametrize("empty", [NONE, math.nan])
+@pytest.mark.parametrize("empty", [NONE, math.inf, math.nan])
 def test_a_part_without_a_key_is_not_read(run: Any, empty: float) -> None:
     inputs = asked([[math.nan], [3.0], [math.inf]], [empty, 2.0, empty], [0, 3], [[0, 1]], [0, 1, 2])
     answer = run_of(run, inputs)

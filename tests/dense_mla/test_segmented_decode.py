@@ -272,6 +272,7 @@ KILLERS = (
     BASE.varied(length=300, heads=16, rows=4, output="float16", values="wide"),
     BASE.varied(length=64, heads=16, rows=4, rank=512, rope=64, lengths="full"),
     BASE.varied(length=128, lengths="full", values="wide", cache="float8_e4m3fn", heads=16),
+    BASE.varied(rows=1, heads=1, tile=128, length=1100, lengths="full", values="last"),
     *(parse(text) for text in REGRESSIONS[-3:]),
 )
 

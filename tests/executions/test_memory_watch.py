@@ -117,7 +117,7 @@ def test_a_store_outside_is_caught_before_it_happens(first: int, lane: int, wher
 def test_a_load_in_front_of_an_empty_tensor_is_caught_before_it_happens() -> None:
     # Its address is that of no memory at all, and four bytes before it is a negative number.
     with pytest.raises(
-        MemoryViolation, match="load in last_kernel, .* address -4 is near null, where an argument without"
+        MemoryViolation, match=r"load in last_kernel, .* address -4 is near null, where an argument without"
     ):
         last_kernel[1,](torch.empty(0, dtype=torch.int32), torch.zeros(1, dtype=torch.int32), 0)
 
