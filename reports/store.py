@@ -18,7 +18,7 @@ import msgspec
 from cases.covering import Ledger
 from impl.implementation import Execution
 from oracle.check import verdict_of
-from reports.record import SCHEMA, Record
+from reports.record import READABLE, SCHEMA, Record
 
 T = TypeVar("T")
 
@@ -318,8 +318,9 @@ def _check_schema(raw: bytes, place: str) -> None:
         schema: int
 
     found = _decoded(raw, Schema, place, f"a JSON object with schema {SCHEMA}").schema
-    if found != SCHEMA:
-        raise StoreError(f"{place}: schema {found}, but this version of mla-oracle reads schema {SCHEMA}")
+    if found not in READABLE:
+        known = " and ".join(map(str, READABLE))
+        raise StoreError(f"{place}: schema {found}, but this version of mla-oracle reads schemas {known}")
 
 
 def _decoded(raw: bytes, kind: type[T], place: str, right: str) -> T:
