@@ -29,6 +29,7 @@ class Impl:
     source: the bytes that decide what the implementation computes, for the record's fingerprint.
     by_shape: its libraries choose among kernels by the shape of the call, so that the same row may round differently in
     another call.
+    interpreted: in the interpreter its kernels are Triton's, whatever its name says.
     """
 
     name: str
@@ -38,6 +39,7 @@ class Impl:
     compile_key: Callable[[Case], str]
     source: Callable[[], bytes]
     by_shape: bool = False
+    interpreted: bool = False
 
 
 def implementations(op: str) -> tuple[Impl, ...]:

@@ -5,6 +5,9 @@ import msgspec
 from cases.precision import Precision
 from oracle.check import Check, Status
 
+# Begins the reason of an error after which the device answered no more, though the kernel was not seen to be at fault.
+LOST = "the device was lost: "
+
 SCHEMA = 2
 # Older records lack fields that have defaults.
 READABLE = (1, 2)
@@ -86,6 +89,16 @@ class Record(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         return max((check.use for check in self.checks), default=0.0)
 
     @property
+    def infrastructure(self) -> bool:
+        """Whether the case ended without an answer: a crash, a hang or a lost device, which may be asked once more."""
+        return unanswered(self.status, self.reasons)
+
+    @property
     def key(self) -> tuple[str, str, str, str]:
         """What identifies the question: case, implementation, execution, law."""
         return (self.case, self.impl, self.on, self.law)
+
+
+def unanswered(status: Status, reasons: tuple[str, ...]) -> bool:
+    """Whether a case that ended so has no answer: the process or the device was gone before there could be one."""
+    return status in ("crash", "hang") or (status == "error" and bool(reasons) and reasons[0].startswith(LOST))
