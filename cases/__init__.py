@@ -62,6 +62,7 @@ OPS: tuple[str, ...] = (
     "dense_mla.decode_plan",
     "dense_mla.prefill_plan",
     "dense_mla.staged_planner",
+    "dense_mla.prefill_route",
     "dense_mla.fp8_prefill",
     "dcp.gather_context",
 )

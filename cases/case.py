@@ -77,6 +77,8 @@ def read_axis(kind: type[Case], axis: str, word: str) -> Axis:
     if annotation is int:
         if re.fullmatch(r"0|-?[1-9][0-9]{0,17}", word):
             return int(word)
+        if re.fullmatch(r"-?[1-9][0-9]+", word):
+            raise CaseError(f"{kind.op}: {axis}={word} is too large, should have at most 18 digits")
         raise CaseError(f"{kind.op}: {axis}={word} is not an integer without leading zeros")
     if annotation is bool:
         if word in ("yes", "no"):

@@ -30,6 +30,7 @@ class Impl:
     by_shape: its libraries choose among kernels by the shape of the call, so that the same row may round differently in
     another call.
     interpreted: in the interpreter its kernels are Triton's, whatever its name says.
+    allocates: its library has memory of its own for outputs; all others write where the caller says.
     """
 
     name: str
@@ -40,6 +41,7 @@ class Impl:
     source: Callable[[], bytes]
     by_shape: bool = False
     interpreted: bool = False
+    allocates: bool = False
 
 
 def implementations(op: str) -> tuple[Impl, ...]:

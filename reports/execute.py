@@ -8,6 +8,8 @@ import contextlib
 import dataclasses
 import hashlib
 import importlib
+import os
+import sys
 import time
 import traceback
 from collections.abc import Iterator, Sequence
@@ -27,6 +29,7 @@ from impl.implementation import Execution, Impl, device_of
 from impl.sources.source_tree import SourceError
 from oracle.check import Check, Status, verdict_of
 from oracle.laws import Mutant
+from reports.form import misfit
 from reports.laws import kept, law_named
 from reports.record import LOST, Environment, Record, Seconds
 
@@ -104,10 +107,10 @@ def attempt(
             if edit is not None and edited is None:
                 raise _Stop("unsupported", f"the law {law} says nothing about this case")
         with _timed(times, "run"), _compile_timed(times, execution):
-            outputs = _answer(impl, inputs, execution, questions.WRITABLE)
+            outputs = _answer(impl, case.op, inputs, execution)
             first = outputs
             if edit is not None:
-                outputs = _answer(impl, edited, execution, questions.WRITABLE)
+                outputs = _answer(impl, case.op, edited, execution)
         with _blame_harness("looking at the outputs"):
             fingerprint = _fingerprint(outputs)
         with _blame_harness("judging"), _timed(times, "judge"):
@@ -175,6 +178,13 @@ def needs_interpreter(impl: Impl, execution: Execution) -> bool:
     return execution == "interpreter" and (impl.interpreted or "triton" in impl.name.split("-"))
 
 
+def _can_watch(execution: Execution) -> bool:
+    """Whether launches can be corrected and watched: whoever makes one, whatever its name, is held to the same rules."""
+    if execution != "interpreter" or not ("triton" in sys.modules or os.environ.get("TRITON_INTERPRET") == "1"):
+        return False
+    return not importlib.import_module("impl.executions.interpreter").unsupported()
+
+
 def _unsupported_interpreter(impl: Impl, execution: Execution) -> list[str]:
     if not needs_interpreter(impl, execution):
         return []
@@ -182,11 +192,12 @@ def _unsupported_interpreter(impl: Impl, execution: Execution) -> list[str]:
     return reasons
 
 
-def _answer(impl: Impl, inputs: Any, execution: Execution, writable: Sequence[str]) -> Any:
+def _answer(impl: Impl, op: str, inputs: Any, execution: Execution) -> Any:
     """The suspect's outputs for a private copy of the inputs; ends the trial as `memory` when others were written."""
     with _blame_harness("moving the inputs"):
         used = on_device(inputs, device_of(execution))
-    outputs = _run(impl, used, execution)
+    writable: Sequence[str] = op_module("cases", op).WRITABLE
+    outputs = _run(impl, op, used, execution)
     with _blame_harness("looking at the memory"):
         touched = trespasses(inputs, used, writable)
         if execution != "interpreter" and any(is_vast(tensor) for _, tensor in named_tensors(inputs)):
@@ -198,30 +209,63 @@ def _answer(impl: Impl, inputs: Any, execution: Execution, writable: Sequence[st
     return outputs
 
 
-def _run(impl: Impl, used: Any, execution: Execution) -> Any:
+def _run(impl: Impl, op: str, used: Any, execution: Execution) -> Any:
     """The suspect's outputs on the CPU; whatever it raises ends the trial as `memory` or `error`."""
     violation: type[Exception] | None = None
     watched: contextlib.AbstractContextManager[object] = contextlib.nullcontext()
-    if needs_interpreter(impl, execution):
+    if needs_interpreter(impl, execution) or _can_watch(execution):
         with _blame_harness("repairing the interpreter"):
             importlib.import_module("impl.executions.interpreter").install()
             memory_watch = importlib.import_module("impl.executions.memory_watch")
             violation, watched = memory_watch.MemoryViolation, memory_watch.watch()
     try:
-        with watched, new_memory_poisoned():
+        with watched, _torch_kept(), new_memory_poisoned():
             outputs = impl.run(used)
             if execution != "interpreter":
                 torch.cuda.synchronize()
-        if not dataclasses.is_dataclass(outputs) or isinstance(outputs, type):
-            raise _Stop("error", f"run returned {type(outputs).__name__}, but should return the op's outputs")
+        wrong = misfit(op, outputs)
+        if wrong:
+            raise _Stop("error", wrong)
+        strays = [] if impl.allocates else _strays(used, outputs, op_module("cases", op).WRITABLE)
+        if strays:
+            raise _Stop("error", *strays)
         return map_tensors(outputs, lambda tensor: tensor.detach().cpu())
     except _Stop:
         raise
-    except (Exception, SystemExit) as error:
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:
         cause = _cause(error)
         if violation is not None and isinstance(cause, violation):
             raise _Stop("memory", *(line.strip() for line in str(cause).splitlines() if line.strip())) from error
         raise _Stop("error", sentence(cause)) from error
+
+
+def _strays(used: Any, outputs: Any, writable: Sequence[str]) -> list[str]:
+    """One sentence for every output that lies elsewhere than in the memory that the caller gave for it."""
+    given = {path: tensor for path, tensor in named_tensors(used) if path in writable and tensor.numel()}
+    return [
+        f"{path}: the answer lies in memory of its own, but should lie in what the caller gave to be written"
+        for path, tensor in named_tensors(outputs)
+        if path in given
+        # A wrong form is the judge's to tell.
+        and (tensor.shape, tensor.dtype) == (given[path].shape, given[path].dtype)
+        and tensor.untyped_storage().data_ptr() != given[path].untyped_storage().data_ptr()
+    ]
+
+
+@contextlib.contextmanager
+def _torch_kept() -> Iterator[None]:
+    """Undo what a suspect sets for the whole process: its successors are asked in the same one."""
+    device, dtype, threads = torch.get_default_device(), torch.get_default_dtype(), torch.get_num_threads()
+    try:
+        yield
+    finally:
+        if torch.get_default_device() != device:
+            torch.set_default_device(None if device.type == "cpu" else device)
+        torch.set_default_dtype(dtype)
+        torch.set_num_threads(threads)
+        torch.set_flush_denormal(False)
 
 
 def _cause(error: BaseException) -> BaseException:

@@ -84,7 +84,7 @@ IMPLS: tuple[Impl, ...] = (
         source=vllm_modules.fingerprint(vllm_modules.UTILS, vllm_modules.SLOTS),
     ),
     Impl(
-        name="vllm-grouped",
+        name="vllm-triton-grouped",
         run=_run_grouped,
         unsupported=_vllm_reasons(vllm_modules.GROUPED_SLOTS, vllm_modules.GROUPED_SLOT_KERNEL),
         precision=_EXACT,

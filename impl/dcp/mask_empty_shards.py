@@ -77,7 +77,7 @@ IMPLS: tuple[Impl, ...] = (
         source=vllm_modules.fingerprint(vllm_modules.COLLECTIVES),
     ),
     Impl(
-        name="vllm-packed",
+        name="vllm-triton-packed",
         run=_run_packed,
         unsupported=_vllm_reasons(VLLM_PACK),
         precision=_EXACT,

@@ -87,7 +87,7 @@ IMPLS: tuple[Impl, ...] = (
         ),
     ),
     Impl(
-        name="vllm-segmented",
+        name="vllm-triton",
         run=_lazily("segmented_decode_aiter", "merged_by_vllm"),
         unsupported=_vllm_reasons,
         precision=_precision,

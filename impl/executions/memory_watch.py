@@ -22,6 +22,10 @@ Array = np.ndarray[Any, Any]
 Program = tuple[int, int, int]
 
 _FNUZ = ("fp8e4b8", "fp8e5b16")
+# Behind no segment at all: before every address, those in front of an empty tensor's included.
+_NOWHERE = -(1 << 62)
+# No process has memory below.
+_FIRST_PAGE = 4096
 # Elements of one page of the map of writers.
 _PAGE = 1 << 16
 
@@ -130,6 +134,8 @@ class _Launch:
         if not self.memory.segments:
             return None, "the launch has no tensor argument"
         segment = min(self.memory.segments, key=distance)
+        if address < _FIRST_PAGE:
+            return segment, f"address {address} is near null, where an argument without elements points"
         if address < segment.low:
             return segment, f"{_bytes(segment.low - address)} before the start of argument {segment.name}"
         return segment, f"{_bytes(address + width - segment.high)} past the end of argument {segment.name}"
@@ -156,7 +162,7 @@ class _Watch:
     def scattered(self, what: str, addresses: Array, mask: Array | None, width: int, program: Program) -> None:
         launch = self.launches[-1]
         chosen = addresses.reshape(-1) if mask is None else addresses[mask]
-        highs = np.array([0, *(segment.high for segment in launch.memory.segments)], np.int64)
+        highs = np.array([_NOWHERE, *(segment.high for segment in launch.memory.segments)], np.int64)
         at = np.searchsorted(np.array(launch.memory.lows, np.int64), chosen, side="right")
         outside = chosen > highs[at] - width
         if not outside.any():

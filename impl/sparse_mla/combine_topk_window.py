@@ -105,6 +105,7 @@ def _from_vllm(name: str, module: str, into: bool) -> Impl:
         precision=_EXACT,
         compile_key=_key,
         source=functools.partial(_fingerprint, module),
+        allocates=not into,
     )
 
 

@@ -83,6 +83,7 @@ def _from_vllm(name: str, module: str, one_launch: bool = False) -> Impl:
         precision=_EXACT,
         compile_key=_key,
         source=indices_vllm.fingerprint(module, *((VLLM_ONE_LAUNCH,) if one_launch else ())),
+        allocates=True,
     )
 
 

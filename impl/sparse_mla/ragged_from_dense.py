@@ -68,6 +68,7 @@ IMPLS: tuple[Impl, ...] = (
         precision=_EXACT,
         compile_key=_key,
         source=indices_vllm.fingerprint(VLLM_MODULE),
+        allocates=True,
     ),
     Impl(
         name="torch-masked",

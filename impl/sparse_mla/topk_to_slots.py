@@ -103,6 +103,7 @@ IMPLS: tuple[Impl, ...] = (
         precision=_EXACT,
         compile_key=_key,
         source=indices_vllm.fingerprint(VLLM_SHARED),
+        allocates=True,
     ),
     Impl(
         name="vllm-triton-rocm",
@@ -111,6 +112,7 @@ IMPLS: tuple[Impl, ...] = (
         precision=_EXACT,
         compile_key=_key,
         source=indices_vllm.fingerprint(VLLM_ROCM),
+        allocates=True,
     ),
     Impl(
         name="torch-gather",

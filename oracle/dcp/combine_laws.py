@@ -23,6 +23,17 @@ def _without_messages(answer: Outputs) -> Outputs:
     return Outputs(answer.out, answer.lse)
 
 
+@dataclasses.dataclass(frozen=True)
+class Messages:
+    """What was sent, where an implementation shows it."""
+
+    sent: torch.Tensor | None
+
+
+def _messages(answer: Outputs) -> Messages:
+    return Messages(answer.sent)
+
+
 def _edits(edit: Callable[[Inputs], Inputs | None]) -> Callable[[Inputs], Inputs | None]:
     """The edit, for calls of several ranks whose memory can be copied."""
     return lambda inputs: None if inputs.world == 1 or is_vast(inputs.outs) else edit(inputs)
@@ -79,6 +90,36 @@ def _lengths_said_by_the_ranks(inputs: Inputs) -> Inputs | None:
     for rank, request in (lengths == 0).nonzero().tolist():
         lses[rank, int(starts[request]) : int(starts[request + 1])] = -math.inf
     return dataclasses.replace(inputs, lses=lses, local_lengths=None, query_start=None)
+
+
+def _sent(edit: Callable[[Inputs], Inputs | None]) -> Callable[[Inputs], Inputs | None]:
+    """The edit, for calls that send messages."""
+    return lambda inputs: edit(inputs) if inputs.mode == "all_to_all" else None
+
+
+def _any_bits(inputs: Inputs) -> Inputs | None:
+    """Any low halves, and of ranks that say that they had no key any bits of an infinity or a NaN."""
+    if inputs.local_lengths is not None:
+        return None
+    drawn = (torch.arange(inputs.lses.numel()) * 0x9E3779B1 + 0x7F81).view(inputs.lses.shape) & 0xFFFFFFFF
+    held = inputs.lses.contiguous().view(torch.int32).long() & ~0xFFFF
+    bits = torch.where(_known(inputs), held | (drawn & 0xFFFF), drawn - (1 << 31) | 0x7F800000)
+    return dataclasses.replace(inputs, lses=guarded_copy(bits.to(torch.int32)).view(torch.float32))
+
+
+def _bits_replaced(first: Outputs, inputs: Inputs, edited: Inputs) -> Outputs:
+    """The messages with the lanes that they had and the bits of the new log-sum-exps."""
+    if first.sent is None:
+        return first
+    words = edited.lses.view(torch.int32)
+    if first.sent.dtype == torch.int16:
+        halves = torch.stack([words & 0xFFFF, (words >> 16) & 0xFFFF], -1)
+        carried = torch.where(halves >= 1 << 15, halves - (1 << 16), halves).to(torch.int16)
+    else:
+        carried = words[..., None]
+    runs = carried.unflatten(2, (inputs.world, -1)).movedim(2, 1).to(first.sent.device)
+    lanes = inputs.outs.shape[-1]
+    return Outputs(first.out, first.lse, torch.cat([first.sent[..., :lanes], runs], -1))
 
 
 def _compacted(inputs: Inputs) -> Inputs:
@@ -152,4 +193,8 @@ LAWS: tuple[Law, ...] = (
              _in_one_process),
     Law("M10 shards permuted", "a merge does not depend on who holds which shard", _edits(_ranks_permuted), _same,
         "budget", _without_messages),
+    Law("M11 other bits", "a message carries the bits of a log-sum-exp, whatever they mean", _edits(_sent(_any_bits)),
+        _bits_replaced, "bitwise", _messages),
+    Law("M12 lengths in messages", "a length of 0 sends what a log-sum-exp of -inf sends",
+        _edits(_sent(_lengths_said_by_the_ranks)), _same, "bitwise", _messages),
 )  # fmt: skip

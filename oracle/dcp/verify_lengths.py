@@ -109,6 +109,13 @@ def _a_turn_more(first: Outputs, inputs: Inputs, edited: Inputs) -> Outputs:
     return Outputs(first.lengths + inputs.interleave)
 
 
+def _next_rank(inputs: Inputs) -> Inputs | None:
+    """The rank behind, and a turn in front of every sequence: the same tokens, counted from another rank on."""
+    if inputs.rank + 1 == inputs.ranks or not inputs.lengths.numel() or not _fits(inputs, inputs.interleave):
+        return None
+    return dataclasses.replace(inputs, lengths=inputs.lengths + inputs.interleave, rank=inputs.rank + 1)
+
+
 def _reversed(inputs: Inputs) -> Inputs:
     return dataclasses.replace(inputs, lengths=guarded_copy(inputs.lengths.flip(0)))
 
@@ -130,6 +137,7 @@ LAWS: tuple[Law, ...] = (
         "bitwise"),
     Law("V4 requests reversed", "each sequence counts by itself", _reversed, _in_that_order, "bitwise"),
     Law("V5 other dtype", "lengths count as they are", _other_dtype, _same, "bitwise"),
+    Law("V6 the next rank", "the next rank sees what comes a turn later", _next_rank, _same, "bitwise"),
 )  # fmt: skip
 
 

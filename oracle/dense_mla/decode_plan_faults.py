@@ -403,6 +403,15 @@ def _parts_by_cap(inputs: Inputs, sizes: Sizes) -> Sizes | None:
     return sizes._replace(parts=sizes.groups * min(inputs.compute_units, inputs.split_cap))
 
 
+def _past_the_last_request(inputs: Inputs, plan: Outputs) -> Outputs | None:
+    """Where all requests end at the same key, a search for the one that holds a key finds none."""
+    requests = inputs.query_start.numel() - 1
+    if not requests or bool((inputs.key_start.diff() > 0).any()):
+        return None
+    plan.works[: int(plan.work_start[-1]), 0] = folds(inputs) * requests
+    return plan
+
+
 def _without_batch_name(inputs: Inputs, plan: Outputs) -> Outputs:
     ratio = folds(inputs)
     plan.works[: int(plan.work_start[-1]), 0] //= ratio
@@ -419,6 +428,8 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant("empty-request-without-work", "a request without keys that opens a worker had no work",
            _of_works(_empty_opening_a_worker_lost)),
     Mutant("empty-requests-skipped", "requests without keys had no work", _of_works(_empty_lost)),
+    Mutant("search-past-the-last-request", "works named the request behind the last one where no request has keys",
+           _of_buffers(_past_the_last_request)),
     Mutant("first-work-dropped", "the first work were missing", _of_works(lambda inputs, batch, right: right[1:])),
     Mutant("last-work-dropped", "the last work were missing", _of_works(lambda inputs, batch, right: right[:-1])),
     Mutant("work-twice", "the first work were done twice", _of_works(_twice)),

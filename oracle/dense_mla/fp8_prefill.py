@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterator
 import torch
 
 from cases.dense_mla.fp8_prefill import LARGEST, Inputs, Outputs
-from cases.memory import is_vast, map_tensors, moved
+from cases.memory import guarded_copy, is_vast, map_tensors, moved
 from cases.precision import Precision
 from oracle.check import Check, bounded, wrong_form
 from oracle.formats import numbers
@@ -226,20 +226,46 @@ def _earlier(first: Outputs, inputs: Inputs, edited: Inputs) -> Outputs:
     return Outputs(out)
 
 
+def _rows(inputs: Inputs, first: int, last: int, starts: list[int]) -> Inputs:
+    """A call of these rows alone, whose requests start there."""
+    fresh = _edited(inputs)
+    rows = slice(first, last)
+    return dataclasses.replace(
+        fresh, query=fresh.query[rows], key=fresh.key[rows], value=fresh.value[rows],
+        query_start=guarded_copy(torch.tensor(starts, dtype=torch.int32)), out=fresh.out[rows],
+    )  # fmt: skip
+
+
 def _first_request_only(inputs: Inputs) -> Inputs | None:
     if inputs.query_start.numel() < 3 or is_vast(inputs.value):
         return None
     count = int(inputs.query_start[1])
-    fresh = _edited(inputs)
-    return dataclasses.replace(
-        fresh, query=fresh.query[:count], key=fresh.key[:count], value=fresh.value[:count],
-        query_start=inputs.query_start[:2].clone(), out=fresh.out[:count],
-    )  # fmt: skip
+    return _rows(inputs, 0, count, [0, count])
+
+
+def _last_request_only(inputs: Inputs) -> Inputs | None:
+    if inputs.query_start.numel() < 3 or is_vast(inputs.value):
+        return None
+    first, last = inputs.query_start[-2:].tolist()
+    return _rows(inputs, first, last, [0, last - first])
+
+
+def _last_token_left_out(inputs: Inputs) -> Inputs | None:
+    """The last request ends a token earlier: a prefill that another one went on with."""
+    *starts, before, last = inputs.query_start.tolist()
+    if last - before < 2 or is_vast(inputs.value):
+        return None
+    return _rows(inputs, 0, last - 1, [*starts, before, last - 1])
 
 
 def _front(first: Outputs, inputs: Inputs, edited: Inputs) -> Outputs:
     del inputs
     return Outputs(first.out[: edited.out.shape[0]])
+
+
+def _back(first: Outputs, inputs: Inputs, edited: Inputs) -> Outputs:
+    del inputs
+    return Outputs(first.out[-edited.out.shape[0] :])
 
 
 def _heads_reversed(inputs: Inputs) -> Inputs | None:
@@ -283,6 +309,10 @@ LAWS: tuple[Law, ...] = (
     Law("F4 head doubled", "another number of heads, padded in another way, changes no head", _head_doubled, _and_again,
         "bitwise", reshapes=True),
     Law("F5 another device", "a plan for another device gives the answer within the budget", _other_device, _same, "budget"),
+    Law("F6 last request alone", "requests may be prefilled one by one", _last_request_only, _back, "bitwise",
+        reshapes=True),
+    Law("F7 last token left out", "tokens that are appended leave the earlier ones alone", _last_token_left_out, _front,
+        "bitwise", reshapes=True),
 )  # fmt: skip
 
 

@@ -142,8 +142,7 @@ def compute(inputs: Inputs, way: Way) -> Outputs:
         wide = keys.double()
         if way.has("rope-left-out"):
             wide = torch.cat([wide[:, : inputs.rank], torch.zeros_like(wide[:, inputs.rank :])], 1)
-        score = (query.double() @ wide.T).float() * _factor(inputs, way)
-        score[:, length:] = -math.inf
+        score = _scores(inputs, query, wide, length, way)
         values = keys[:, -inputs.rank :] if way.has("values-are-the-last-lanes") else keys[:, : inputs.rank]
         if not way.has("slack-multiplied-by-0"):
             values = values.clone()
@@ -152,6 +151,10 @@ def compute(inputs: Inputs, way: Way) -> Outputs:
         span = max(1, -(-length // (way.segments * inputs.tile))) * inputs.tile
         for segment in range(int(counts[row])):
             part = slice(segment * span, (segment + 1) * span)
+            if way.has("answer-over-the-query") and segment == 1:
+                # What the first segment has found lies where the query was.
+                found = sums[row, :, 0] / masses[row, :, 0, None]
+                score = _scores(inputs, torch.cat([found, query[:, inputs.rank :]], 1), wide, length, way)
             state = _segment(score[:, part], values[part], way)
             maxima[row, :, segment], masses[row, :, segment], total = state
             sums[row, :, segment] = total * _value_scale(inputs, way)
@@ -159,6 +162,13 @@ def compute(inputs: Inputs, way: Way) -> Outputs:
     out, lse = _merged(inputs, sums, maxima, masses, counts, way)
     shown = (sums, maxima, masses) if way.shows_segments else (None, None, None)
     return Outputs(out, lse, *shown)
+
+
+def _scores(inputs: Inputs, query: torch.Tensor, keys: torch.Tensor, length: int, way: Way) -> torch.Tensor:
+    """fp32 scores [heads, keys], those of keys that do not count -inf."""
+    score = (query.double() @ keys.T).float() * _factor(inputs, way)
+    score[:, length:] = -math.inf
+    return score
 
 
 def _value_scale(inputs: Inputs, way: Way) -> float:
@@ -319,6 +329,7 @@ MUTANTS: tuple[Mutant, ...] = (
     _mutant("keys-scaled-and-rounded", "keys were rounded to bf16 behind their scale", _coded),
     _mutant("query-strides-ignored", "the query were contiguous"),
     _mutant("query-of-the-first-row", "all rows had the first one's query"),
+    _mutant("answer-over-the-query", "the answer were kept where the query is, before all segments had read it"),
     _mutant("query-scale-left-out", "the scale of the query were left out", _scaled),
     _mutant("query-scale-twice", "the scale of the query were applied twice", _scaled),
     _mutant("query-not-rounded-behind-its-scale", "the query were not rounded to bf16 behind its scale", _scaled),

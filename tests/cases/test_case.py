@@ -91,7 +91,10 @@ def read_back(text: str) -> Case:
         ("standin.spelled:heads=16,heads=3,word=plain,size=2,flag=no,seed=0", "heads is given twice"),
         ("standin.spelled:heads=many,word=plain,size=2,flag=no,seed=0", "heads=many is not an integer"),
         ("standin.spelled:heads=1e3,word=plain,size=2,flag=no,seed=0", "heads=1e3 is not an integer"),
-        ("standin.spelled:heads=9999999999999999999,word=plain,size=2,flag=no,seed=0", "is not an integer"),
+        (
+            "standin.spelled:heads=9999999999999999999,word=plain,size=2,flag=no,seed=0",
+            "heads=9999999999999999999 is too large, should have at most 18 digits",
+        ),
         ("standin.spelled:heads=16,word=loud,size=2,flag=no,seed=0", "should be one of plain, odd-one, 2.5"),
         ("standin.spelled:heads=16,word=plain,size=3,flag=no,seed=0", "should be one of 1, 2, 64"),
         ("standin.spelled:heads=16,word=plain,size=2,flag=True,seed=0", "flag=True should be yes or no"),

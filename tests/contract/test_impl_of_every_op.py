@@ -1,6 +1,7 @@
 """Does every op have an answer of our own for every case, right and within its memory, and do peers say what they lack?"""
 
 import dataclasses
+import importlib
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -9,7 +10,7 @@ from typing import Any
 import pytest
 
 from cases import OPS, op_module
-from cases.case import Case
+from cases.case import Case, case_type
 from cases.covering import regressions, sweep_cases
 from cases.precision import Precision
 from impl.implementation import Execution, Impl, implementations
@@ -105,6 +106,17 @@ def test_our_own_kernels_keep_every_law(op: str, impl: Impl, verdict: Verdict) -
             asked.add(law)
             assert verdict(case, impl, law) == ("pass", []), (law, case.id)
     assert asked == {law.name for law in op_module("oracle", op).LAWS}
+
+
+def test_kernels_are_watched_whatever_their_route_is_called(verdict: Verdict) -> None:
+    watches = []
+
+    def looking(inputs: Any) -> Any:
+        watches.append(importlib.import_module("impl.executions.interpreter_language").BUILDER.watch)
+        return OURS.run(inputs)
+
+    assert verdict(case_type(OP)(), replace(OURS, name="ours-kernels", run=looking)) == ("pass", [])
+    assert watches != [] and None not in watches
 
 
 OP = "cache.compressed_slots"

@@ -38,7 +38,7 @@ def call(lengths: list[int], queries: int, ranks: int, rank: int, interleave: in
         ([3], 8, 2, {0: [0, 0, 0, 0, 0, 1, 1, 2], 1: [0, 0, 0, 0, 0, 0, 1, 1]}),
         ([1000], 3, 8, {0: [125, 125, 125], 7: [124, 124, 125]}),
         # As many tokens as rows and ranks: no row is empty on any rank.
-        ([32], 4, 8, {4: [4, 4, 4, 4], 5: [3, 4, 4, 4], 6: [3, 3, 4, 4], 7: [3, 3, 3, 4]}),
+        ([32], 4, 8, {**{rank: [4, 4, 4, 4] for rank in range(5)}, 5: [3, 4, 4, 4], 6: [3, 3, 4, 4], 7: [3, 3, 3, 4]}),
         ([10], 3, 2, {1: [4, 4, 5]}),
         # A request without tokens has rows that see nothing.
         ([0, 5], 2, 2, {0: [0, 0, 2, 3], 1: [0, 0, 2, 2]}),

@@ -1,6 +1,7 @@
 """Is causal prefill over FP8 casts judged rightly, and do our own kernel and what vLLM does round AITER's answer it?"""
 
 import dataclasses
+import itertools
 import math
 import os
 import sys
@@ -18,12 +19,14 @@ from hypothesis import strategies as st
 
 from cases.case import parse
 from cases.dense_mla import fp8_prefill as ask
+from cases.dense_mla.decode_call import DecodeInputs
 from cases.dense_mla.fp8_prefill import Inputs, Outputs, PrefillCase
 from cases.memory import on_device, trespasses
 from cases.precision import Precision
 from impl.dense_mla.fp8_prefill import IMPLS
 from impl.dense_mla.fp8_prefill_call import attend, planned, reduce
 from impl.sources import settings as sources
+from oracle.dense_mla import decode
 from oracle.dense_mla import fp8_prefill as right
 from reports.laws import break_of
 
@@ -125,6 +128,41 @@ def test_the_reference_is_softmax_attention(seed: int, values: Any, requests: in
     np.testing.assert_allclose(truth.flatten(1).numpy(), want, atol=1e-12 * largest)
 
 
+def test_prefill_is_decode_of_absorbed_queries() -> None:
+    # A head's keys and values are lanes of the latent with a sign, and so are sums of them: all casts are exact.
+    heads, latent, rope, lanes = 3, 32, 16, 16
+    token = torch.arange(9.0)
+    down = torch.remainder(token[:, None] * 7 + torch.arange(latent) * 5, 11) - 5
+    turned = torch.remainder(token[:, None] * 3 + torch.arange(rope), 7) - 3
+    query = torch.remainder(token[:, None, None] + torch.arange(heads)[:, None] * 4 + torch.arange(32) * 3, 5) - 2
+    up_key, up_value = torch.zeros(heads, lanes, latent), torch.zeros(heads, lanes, latent)
+    for head in range(heads):
+        up_key[head, torch.arange(lanes), (torch.arange(lanes) * 3 + head) % latent] = 1.0 - 2.0 * (head % 2)
+        up_value[head, torch.arange(lanes), (torch.arange(lanes) * 5 + head + 7) % latent] = 1.0
+    starts = [0, 5, 6, 9]
+    whole = Inputs(
+        query=query.bfloat16(), key=torch.cat((torch.einsum("hlr,tr->thl", up_key, down),
+                                               turned[:, None].expand(-1, heads, -1)), 2).bfloat16(),
+        value=torch.einsum("hlr,tr->thl", up_value, down).bfloat16(), query_start=torch.tensor(starts, dtype=torch.int32),
+        scale=0.07, out=torch.zeros(9, heads * lanes).bfloat16(), compute_units=80,
+    )  # fmt: skip
+    absorbed = torch.cat((torch.einsum("hlr,thl->thr", up_key, query[..., :lanes]), query[..., lanes:]), 2)
+    answers = []
+    for first, last in itertools.pairwise(starts):
+        rows = last - first
+        block = DecodeInputs(
+            query=absorbed[first:last].bfloat16(), cache=torch.cat((down, turned), 1)[None].bfloat16(),
+            slots=torch.arange(first, last, dtype=torch.int32), kv_indptr=torch.tensor([0, rows], dtype=torch.int32),
+            qlen=rows, causal=True, scale=0.07, query_scale=torch.tensor(1.0), cache_scale=torch.tensor(1.0),
+            out=torch.zeros(rows, heads, latent), splits=1, live=1,
+        )  # fmt: skip
+        found = decode.reference(block, torch.float64).out
+        answers.append(torch.einsum("hlr,thr->thl", up_value.double(), found).flatten(1))
+    np.testing.assert_allclose(
+        right.reference(whole, torch.float64).out.numpy(), torch.cat(answers).numpy(), atol=1e-12
+    )
+
+
 @pytest.mark.parametrize("case", REGRESSIONS, ids=str)
 def test_regressions_pass(case: PrefillCase) -> None:
     inputs = ask.build(case)
@@ -148,7 +186,7 @@ def test_a_budget_of_float8_weights_is_wider_and_still_sees_a_lost_key(values: A
 @pytest.mark.parametrize(
     ("law", "mutant"),
     [("F1", "next-token-seen"), ("F2", "no-mask"), ("F3", "values-of-the-first-head"), ("F4", "prefix-of-heads-in-turn"),
-     ("F5", "own-token-not-seen")],
+     ("F5", "own-token-not-seen"), ("F6", "requests-together"), ("F7", "next-token-seen")],
 )  # fmt: skip
 def test_a_law_is_broken_by_its_fault(law: str, mutant: str) -> None:
     rule = next(rule for rule in right.LAWS if rule.name.startswith(law))
@@ -183,6 +221,12 @@ def test_a_prefix_of_heads_padded_in_turn_repeats_heads(heads: int) -> None:
     ("changes", "error", "sentence"),
     [
         ({"query": torch.zeros(2, 1, 16, dtype=torch.float16)}, TypeError, "query is torch.float16: should be torch.bfloat16"),
+        # A kernel that writes bfloat16 through a raw pointer takes neither a model in float16 nor an output in codes.
+        ({"out": torch.zeros(2, 16, dtype=torch.float16)}, TypeError, "out is torch.float16: should be torch.bfloat16"),
+        ({"out": torch.zeros(2, 16).to(torch.float8_e4m3fn)}, TypeError, "out is torch.float8_e4m3fn: should be"),
+        # More keys than queries: a context in front, which is merged elsewhere.
+        ({"key": torch.zeros(5, 1, 16).bfloat16(), "value": torch.zeros(5, 1, 16).bfloat16()}, ValueError,
+         r"query \[2, 1, 16\], key \[5, 1, 16\], value \[5, 1, 16\]: should have the same tokens"),
         ({"query_start": torch.tensor([0, 2])}, TypeError, "query_start is torch.int64: should be torch.int32"),
         ({"key": torch.zeros(2, 1, 17).bfloat16()}, ValueError, r"key \[2, 1, 17\].*: should have the same tokens and heads"),
         ({"out": torch.zeros(2, 17).bfloat16()}, ValueError, r"out has shape \[2, 17\]: should have \[2, 16\]"),

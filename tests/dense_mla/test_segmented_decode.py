@@ -7,6 +7,7 @@ import math
 import os
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -29,6 +30,7 @@ from cases.dense_mla.segmented_decode import (
 )
 from cases.memory import is_vast, on_device, trespasses
 from cases.precision import Precision
+from impl.dense_mla import segmented_decode_aiter
 from impl.dense_mla.segmented_decode import IMPLS
 from impl.dense_mla.segmented_decode_call import plain_query, segments_for
 from impl.executions.memory_watch import watch
@@ -37,6 +39,7 @@ from impl.sources import settings as sources
 from oracle.dense_mla import segmented_decode as oracle
 from oracle.dense_mla.segmented_decode_call import query_of
 from oracle.dense_mla.segmented_decode_faults import HONEST, MUTANTS
+from reports.execute import needs_interpreter
 
 VLLM, AITER = os.environ.get("MLA_ORACLE_VLLM"), os.environ.get("MLA_ORACLE_AITER")
 needs_aiter = [
@@ -54,7 +57,7 @@ EVERYONE = [
     pytest.param(NAMED["ours-triton"].run, id="ours-triton"),
     pytest.param(NAMED["torch-gathered"].run, id="torch-gathered"),
     pytest.param(NAMED["aiter-triton"].run, id="aiter-triton", marks=needs_aiter),
-    pytest.param(NAMED["vllm-segmented"].run, id="vllm-segmented", marks=needs_both),
+    pytest.param(NAMED["vllm-triton"].run, id="vllm-triton", marks=needs_both),
 ]
 Run = Callable[[Inputs], Outputs]
 BASE = SegmentedCase()
@@ -337,6 +340,12 @@ def test_a_far_call_has_pages_beyond_two_to_the_31() -> None:
     assert is_vast(cache) and cache.stride(0) < 1 << 31 <= cache.stride(0) * (cache.shape[0] - 1)
 
 
+@pytest.mark.parametrize("name", ["ours-triton", "vllm-triton", "aiter-triton"])
+def test_kernels_run_in_the_corrected_interpreter(name: str) -> None:
+    # As shipped, it is wrong for them, and what it gets wrong would be held against whoever wrote the kernel.
+    assert needs_interpreter(NAMED[name], "interpreter")
+
+
 class TestReasons:
     """What keeps AITER's kernel from answering."""
 
@@ -344,8 +353,8 @@ class TestReasons:
         for name in ("_vllm", "_aiter"):
             monkeypatch.setattr(sources, name, tmp_path / "nowhere")
         assert len(NAMED["aiter-triton"].unsupported(BASE, "interpreter")) == 1
-        assert len(NAMED["vllm-segmented"].unsupported(BASE, "interpreter")) == 2
-        assert NAMED["vllm-segmented"].source() == NAMED["aiter-triton"].source() == b""
+        assert len(NAMED["vllm-triton"].unsupported(BASE, "interpreter")) == 2
+        assert NAMED["vllm-triton"].source() == NAMED["aiter-triton"].source() == b""
 
     @pytest.mark.aiter
     @pytest.mark.skipif(AITER is None, reason="MLA_ORACLE_AITER names no AITER source tree")
@@ -354,6 +363,23 @@ class TestReasons:
         assert NAMED["aiter-triton"].unsupported(small, "interpreter") == []
         assert [r.split(":")[0] for r in NAMED["aiter-triton"].unsupported(small, "hip")] == ["tile=1"]
         assert [r.split(":")[0] for r in NAMED["aiter-triton"].unsupported(BASE, "cuda")] == ["on=cuda"]
+
+
+def test_aiter_has_no_memory_for_an_answer_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Its segments are merged elsewhere. What it got in that place, it would write to: the query, as it is at hand.
+    asked = []
+
+    def noted(*arguments: Any, **options: Any) -> Any:
+        asked.append((arguments, options))
+        shape = (1, 1, 8)
+        return torch.zeros(*shape, 16), torch.zeros(shape), torch.ones(shape)
+
+    loader = SimpleNamespace(symbol=lambda module, name: noted)
+    monkeypatch.setattr(segmented_decode_aiter.aiter, "locate", lambda path: None)
+    monkeypatch.setattr(segmented_decode_aiter.aiter, "load", lambda source, platform, execution: loader)
+    segmented_decode_aiter.merged_by_us(call(1.0, [2], [[2]]))
+    ((arguments, options),) = asked
+    assert arguments[2] is None and options["skip_reduce"] is True
 
 
 @pytest.mark.aiter

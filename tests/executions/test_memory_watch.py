@@ -61,6 +61,11 @@ def zero_other_kernel(source, out, n):
     tl.store(out, tl.load(source, mask=n > 0, other=0.0))
 
 
+@triton.jit
+def last_kernel(source, out, n):
+    tl.store(out, tl.load(source + n - 1))
+
+
 @pytest.fixture
 def watched() -> Iterator[None]:
     with watch():
@@ -106,6 +111,15 @@ def test_a_store_outside_is_caught_before_it_happens(first: int, lane: int, wher
     with pytest.raises(MemoryViolation, match=rf"out-of-bounds store .* lane \({lane},\): {where} of argument out"):
         shifted_store_kernel[(1,)](out, first, 4)
     assert not out.any()
+
+
+@pytest.mark.usefixtures("watched")
+def test_a_load_in_front_of_an_empty_tensor_is_caught_before_it_happens() -> None:
+    # Its address is that of no memory at all, and four bytes before it is a negative number.
+    with pytest.raises(
+        MemoryViolation, match="load in last_kernel, .* address -4 is near null, where an argument without"
+    ):
+        last_kernel[1,](torch.empty(0, dtype=torch.int32), torch.zeros(1, dtype=torch.int32), 0)
 
 
 @pytest.mark.usefixtures("watched")

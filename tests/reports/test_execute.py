@@ -80,7 +80,7 @@ def test_an_answer_like_no_mutant_gets_no_diagnosis(ask: Callable[..., Trial]) -
     ("impl", "status", "reason"),
     [
         ("standin-raises", "error", r"ArithmeticError: no doubling today \(standin_ops.py:\d+\)"),
-        ("standin-returns-nothing", "error", "run returned NoneType, but should return the op's outputs"),
+        ("standin-returns-nothing", "error", "run returned NoneType, but should return standin_ops.Outputs"),
         (
             "standin-writes-outside",
             "memory",
