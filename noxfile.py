@@ -28,6 +28,14 @@ nox.options.sessions = ["lint", "types", "tests", "sweep"]
 HERE = Path(__file__).parent
 TORCH = os.environ.get("MLA_ORACLE_TORCH", "torch==2.13.0")
 VLLM = "0.33.0"
+# Lies in reports/ here, and beside the four packages in the wheel.
+PLUGIN = "mla_oracle_pytest.py"
+# The workflow files and the schemas that they are validated against; check-jsonschema brings these along.
+WORKFLOWS = {
+    "vendor.github-workflows": (".github/workflows/ci.yml", "docs/ci/github-actions.yml"),
+    "custom.github-workflows-require-timeout": (".github/workflows/ci.yml", "docs/ci/github-actions.yml"),
+    "vendor.buildkite": ("docs/ci/buildkite.yml",),
+}
 # The host's builds are never replaced: triton comes under several distribution names on ROCm images.
 HOST_PINNED = ("torch", "triton", "pytorch-triton-rocm", "triton-rocm", "numpy")
 
@@ -109,11 +117,19 @@ def tests(session: nox.Session) -> None:
 
 @nox.session
 def lint(session: nox.Session) -> None:
-    """ruff and the layering contracts; needs no torch."""
-    session.install("ruff>=0.9", "import-linter>=2.1")
+    """ruff, the layering contracts and the schemas of the workflow files; needs no torch."""
+    session.install("ruff>=0.9", "import-linter>=2.1", "check-jsonschema>=0.33")
     session.run("ruff", "check", ".")
     session.run("ruff", "format", "--check", ".")
     session.run("lint-imports", env={"PYTHONPATH": str(HERE)})
+    for schema, files in WORKFLOWS.items():
+        session.run("check-jsonschema", "--builtin-schema", schema, *files)
+        # A check that passes everything would not be one: each file fails once a key of it is misspelled.
+        for file in files:
+            text = Path(file).read_text(encoding="utf-8")
+            broken = Path(session.create_tmp(), f"misspelled-{Path(file).name}")
+            broken.write_text(text.replace("    timeout", "    tiemout", 1), encoding="utf-8")
+            session.run("check-jsonschema", "--builtin-schema", schema, str(broken), success_codes=[1], silent=True)
 
 
 @nox.session
@@ -125,7 +141,7 @@ def types(session: nox.Session) -> None:
 
 @nox.session
 def build(session: nox.Session) -> None:
-    """The wheel, which holds exactly the four packages."""
+    """The wheel, which holds exactly the four packages and the pytest plugin beside them."""
     session.install("build")
     out = Path(session.create_tmp(), "dist")
     for old in out.glob("*.whl"):
@@ -139,15 +155,15 @@ def build(session: nox.Session) -> None:
             for room in ("cases", "oracle", "impl", "reports")
             for path in (HERE / room).rglob("*")
             if path.is_file() and path.suffix in {".py", ".j2", ".html", ".css", ".js"}
-            if "__pycache__" not in path.parts
+            if "__pycache__" not in path.parts and path != HERE / "reports" / PLUGIN
             if str(path.relative_to(HERE)) not in archive.namelist()
         )
     packages = {top for top in tops if not top.endswith(".dist-info")}
-    if packages != {"cases", "oracle", "impl", "reports"}:
-        session.error(f"the wheel holds {sorted(packages)}: should be cases, impl, oracle and reports")
+    if packages != {"cases", "oracle", "impl", "reports", PLUGIN}:
+        session.error(f"the wheel holds {sorted(packages)}: should be cases, impl, oracle, reports and {PLUGIN}")
     if missing:
         session.error(f"the wheel lacks {missing[0]} and {len(missing) - 1} more")
-    session.log(f"{wheel.name} holds exactly cases, impl, oracle and reports")
+    session.log(f"{wheel.name} holds exactly cases, impl, oracle, reports and {PLUGIN}")
 
 
 @nox.session

@@ -29,6 +29,7 @@ class Impl:
     source: the bytes that decide what the implementation computes, for the record's fingerprint.
     by_shape: its libraries choose among kernels by the shape of the call, so that the same row may round differently in
     another call.
+    interpreted: in the interpreter its kernels are Triton's, whatever its name says.
     allocates: its library has memory of its own for outputs; all others write where the caller says.
     """
 
@@ -39,6 +40,7 @@ class Impl:
     compile_key: Callable[[Case], str]
     source: Callable[[], bytes]
     by_shape: bool = False
+    interpreted: bool = False
     allocates: bool = False
 
 

@@ -4,7 +4,10 @@ A capsule is one safetensors file: the whole storages behind the case's inputs, 
 record, as JSON in the metadata. Reading one runs no code of whoever made it.
 """
 
+import contextlib
 import json
+import os
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +23,10 @@ from reports.execute import Trial
 from reports.record import Record
 
 CAPSULE_SCHEMA = 1
+# Larger trials are not kept by a sweep; their case ids build them anywhere.
+MOST_BYTES = 32 * 2**20
+# What a capsule leaves free on the disk, for the records.
+_LEFT_FREE = 64 * 2**20
 _HEAD = "mla-oracle"
 
 
@@ -71,6 +78,36 @@ def write_capsule(path: Path, trial: Trial) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     save_file(tensors, str(path), metadata={_HEAD: msgspec.json.encode(head).decode()})
     return path
+
+
+def kept_capsule(path: Path, trial: Trial, most: int = MOST_BYTES) -> bool:
+    """Whether the trial is kept in this new file now: never half of it, and never by raising.
+
+    It is not where there are no inputs, where they are vast or larger than `most` bytes, or where the disk is nearly full.
+    """
+    part = path.with_name(f"{path.name}.{os.getpid()}.part")
+    try:
+        size = _size(trial)
+        if size is None or size > most or shutil.disk_usage(path.parent).free < size + _LEFT_FREE:
+            return False
+        write_capsule(part, trial)
+        part.rename(path)
+    except Exception:
+        # Whatever went wrong with it, a capsule is a help, and the record must be written.
+        with contextlib.suppress(OSError):
+            part.unlink(missing_ok=True)
+        return False
+    return True
+
+
+def _size(trial: Trial) -> int | None:
+    """The bytes of a trial's capsule; None when there can be none."""
+    if trial.inputs is None or any(is_vast(tensor) for _, tensor in named_tensors(trial.inputs)):
+        return None
+    stored = sum(storage_bytes(tensor).numel() for _, tensor in named_tensors(trial.inputs))
+    if trial.outputs is not None:
+        stored += sum(tensor.numel() * tensor.element_size() for _, tensor in named_tensors(trial.outputs))
+    return stored
 
 
 def read_capsule(path: Path) -> tuple[Record, Any]:

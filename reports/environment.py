@@ -26,7 +26,7 @@ _TRITON_NAMES = ("triton", "pytorch-triton-rocm", "triton-rocm", "pytorch-triton
 
 def environment(on: Execution, vllm: Path | None = None, aiter: Path | None = None) -> Environment:
     """The environment of this process for an execution; `vllm` and `aiter` are the trees that the user pointed at."""
-    device, driver = (_processor(), "") if on == "interpreter" else _device()
+    device, arch, driver = (_processor(), platform.machine(), "") if on == "interpreter" else _device()
     return Environment(
         machine=f"{platform.system()} {platform.machine()}",
         python=platform.python_version(),
@@ -34,6 +34,7 @@ def environment(on: Execution, vllm: Path | None = None, aiter: Path | None = No
         triton=_first_version(*_TRITON_NAMES),
         numpy=np.__version__,
         device=device,
+        arch=arch,
         driver=driver,
         vllm=_tree(vllm, vllm_source.locate) if vllm is not None else _first_version("vllm"),
         aiter=_tree(aiter, aiter_source.locate) if aiter is not None else _first_version("amd-aiter", "aiter"),
@@ -78,13 +79,15 @@ def _processor() -> str:
     return platform.processor() or "cpu"
 
 
-def _device() -> tuple[str, str]:
+def _device() -> tuple[str, str, str]:
+    """The device's name, what kernels are compiled for there, and the runtime that torch was built for."""
     if not torch.cuda.is_available():
-        return "none", ""
+        return "none", "", ""
     properties = torch.cuda.get_device_properties(0)
+    # AMD's name lists features behind the architecture: gfx950:sramecc+:xnack-.
     architecture = getattr(properties, "gcnArchName", "") or f"sm_{properties.major}{properties.minor}"
     driver = f"hip {torch.version.hip}" if torch.version.hip else f"cuda {torch.version.cuda}"
-    return f"{properties.name} ({architecture})", driver
+    return f"{properties.name} ({architecture})", architecture.partition(":")[0], driver
 
 
 def _commit(tree: Path) -> str:

@@ -17,25 +17,32 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import msgspec
 import torch
 
 from cases import op_module
 from cases.case import Case
 from cases.memory import element_bytes, is_vast, map_tensors, named_tensors, new_memory_poisoned, on_device, trespasses
 from cases.precision import Precision
+from impl.executions.compile_time import compiling
 from impl.implementation import Execution, Impl, device_of
 from impl.sources.source_tree import SourceError
 from oracle.check import Check, Status, verdict_of
 from oracle.laws import Mutant
 from reports.form import misfit
 from reports.laws import kept, law_named
-from reports.record import Environment, Record, Seconds
+from reports.record import LOST, Environment, Record, Seconds
 
 # Begins the reason of an error that is not the suspect's: no verdict was reached, and the run is not to be trusted.
 HARNESS = "the harness itself broke in "
 # A mutant explains a failure when the output lies this many times closer to it than to the reference.
 _CLOSER = 4.0
 _DIAGNOSIS_SECONDS = 30.0
+# What CUDA and HIP call the faults that a kernel itself commits; each leaves the device without an answer as well.
+_KERNEL_FAULTS = (
+    "illegal memory access", "illegal address", "misaligned address", "illegal instruction", "invalid program counter",
+    "invalid address space", "hardware stack error", "device-side assert", "unspecified launch failure",
+)  # fmt: skip
 
 
 @dataclasses.dataclass(frozen=True)
@@ -99,7 +106,7 @@ def attempt(
             edited = edit.edit(inputs) if edit is not None else None
             if edit is not None and edited is None:
                 raise _Stop("unsupported", f"the law {law} says nothing about this case")
-        with _timed(times, "run"):
+        with _timed(times, "run"), _compile_timed(times, execution):
             outputs = _answer(impl, case.op, inputs, execution)
             first = outputs
             if edit is not None:
@@ -113,7 +120,7 @@ def attempt(
                 checks = tuple(oracle.judge(inputs, outputs, precision))
             status = verdict_of(checks)
         if status == "fail" and edit is None:
-            with _blame_harness("diagnosing"):
+            with _blame_harness("diagnosing"), _timed(times, "judge"):
                 diagnosis = diagnose(oracle, inputs, outputs)
     except _Stop as stop:
         status, reasons = stop.status, stop.reasons
@@ -144,7 +151,16 @@ def _timed(times: dict[str, float], part: str) -> Iterator[None]:
     try:
         yield
     finally:
-        times[part] = time.perf_counter() - began
+        times[part] = times.get(part, 0.0) + time.perf_counter() - began
+
+
+@contextlib.contextmanager
+def _compile_timed(times: dict[str, float], execution: Execution) -> Iterator[None]:
+    with compiling(on_device=execution != "interpreter") as spent:
+        try:
+            yield
+        finally:
+            times["compile"] = spent.seconds
 
 
 @contextlib.contextmanager
@@ -159,7 +175,7 @@ def _blame_harness(doing: str) -> Iterator[None]:
 
 def needs_interpreter(impl: Impl, execution: Execution) -> bool:
     """Whether this implementation's kernels are Triton's and run in its interpreter; `<library>-triton...` by name."""
-    return execution == "interpreter" and "triton" in impl.name.split("-")
+    return execution == "interpreter" and (impl.interpreted or "triton" in impl.name.split("-"))
 
 
 def _can_watch(execution: Execution) -> bool:
@@ -277,6 +293,20 @@ def device_is_dead(execution: Execution) -> bool:
     except Exception:
         return True
     return False
+
+
+def of_lost_device(record: Record) -> Record:
+    """The record of an error after which the device is dead: as it is when the kernel did it, else it says so first.
+
+    What CUDA and HIP call a fault of the kernel, an illegal access above all, is the kernel's; whatever else takes a
+    device away, a reset or a broken link, or takes it before the kernel ran, is nobody's answer.
+    """
+    reasons = record.reasons or ("",)
+    ran = not reasons[0].startswith(HARNESS)
+    if ran and any(fault in reasons[0].lower() for fault in _KERNEL_FAULTS):
+        return record
+    first = reasons[0] if ran else f"while {reasons[0].removeprefix(HARNESS)}"
+    return msgspec.structs.replace(record, reasons=(f"{LOST}{first}", *reasons[1:]))
 
 
 def _fingerprint(outputs: Any) -> str:

@@ -18,8 +18,8 @@ AGAINST = ("fail", "memory", "error", "crash", "hang", "vacuous")
 # Cases of one item share a worker process, and a worker that dies takes its whole item along.
 _TOGETHER: Mapping[Execution, int] = {"interpreter": 50, "cuda": 1, "hip": 1}
 # On how many cases each law is asked about, and how many cases are built at most to find them.
-_CASES_OF_A_LAW: Mapping[Level, int] = {"smoke": 1, "default": 4, "nightly": 16}
-_MOST_BUILT = 120
+CASES_OF_A_LAW: Mapping[Level, int] = {"smoke": 1, "default": 4, "nightly": 16}
+MOST_BUILT = 120
 
 
 class SelectionError(ValueError):
@@ -125,7 +125,7 @@ def _law_tasks(op: str, cases: list[Case], impls: Sequence[Impl], selection: Sel
     answered = [case for case in cases if any(_answers(impl, case, on) for impl in impls for on in selection.on)]
     if not answered:
         return []
-    chosen = list(spoken(op, answered, _CASES_OF_A_LAW[selection.level], _MOST_BUILT))
+    chosen = list(spoken(op, answered, CASES_OF_A_LAW[selection.level], MOST_BUILT))
     return [
         task
         for on in selection.on

@@ -4,32 +4,41 @@ Loaded with `-p reports.plugin` by the sweep. The session's only argument is the
 pytest item, and the worker that runs it writes start lines and records. pytest's own outcomes mean nothing here.
 """
 
+import dataclasses
 import faulthandler
+import hashlib
 import os
 import threading
 import time
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import torch
 
 from cases.case import parse
 from cases.memory import new_memory_poisoned
 from impl.sources.settings import use_aiter, use_vllm
+from reports.capsule import kept_capsule
 from reports.environment import environment
-from reports.execute import device_is_dead, execute
-from reports.plan import find_impl
-from reports.store import Crash, RecordFile, Settings, Task, append_crash, read_plan, read_settings
+from reports.execute import Trial, attempt, device_is_dead, of_lost_device
+from reports.plan import AGAINST, find_impl
+from reports.record import Record
+from reports.store import Crash, RecordFile, Settings, Task, Unwritable, append_crash, read_plan, read_settings
 
 # How a worker ends after its device died: xdist replaces it, and its record is already written.
 _DEVICE_DIED = 70
 _LEFT_ALONE = 75
 _STILLBORN = 76
+# How a session ends when its workers cannot write what they find.
+UNWRITABLE = 77
 # Workers in a row that die before they are ready, for no case's fault: then none ever will be.
 _MOST_STILLBORN = 4
 _PARENT_SECONDS = 0.2
+_CANNOT_WRITE = "mla-oracle cannot write: "
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -103,6 +112,12 @@ class CaseGroup(pytest.Item):
         for task in self.tasks:
             worker.run_task(task)
 
+    def repr_failure(self, excinfo: Any, style: Any = None) -> Any:
+        """What pytest is told of a failing item; that nothing can be written is for the session to hear."""
+        if isinstance(excinfo.value, Unwritable):
+            return f"{_CANNOT_WRITE}{excinfo.value}"
+        return super().repr_failure(excinfo, style)
+
     def reportinfo(self) -> tuple[Path, int, str]:
         """Where the item stands in pytest's own words."""
         return self.path, 0, self.name
@@ -131,6 +146,13 @@ class Session:
                 os.write(1, f"{_MOST_STILLBORN} workers in a row died before they were ready: {error}\n".encode())
                 os._exit(_STILLBORN)
 
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """End the session once a worker cannot write: cases would be run, and nothing of them be kept."""
+        said = str(report.longrepr or "")
+        if report.failed and said.startswith(_CANNOT_WRITE):
+            os.write(1, f"{said}\n".encode())
+            os._exit(UNWRITABLE)
+
     @pytest.hookimpl(optionalhook=True)
     def pytest_handlecrashitem(self, crashitem: str, report: pytest.TestReport) -> None:
         """Keep the name of the item for the sweep, which alone decides what it means."""
@@ -148,6 +170,7 @@ class Worker:
         self._stem = f"{stem}-{name}-{os.getpid()}"
         self._settings: Settings = read_settings(run)
         self._records: RecordFile | None = None
+        self._kept: Counter[tuple[str, str, str, str]] = Counter()
 
     def _open(self) -> RecordFile:
         torch.set_num_threads(1)
@@ -167,15 +190,34 @@ class Worker:
     def run_task(self, task: Task) -> None:
         """Start line, case, record; ends the process when the device died of the case."""
         if self._records is None:
-            self._records = self._open()
+            try:
+                self._records = self._open()
+            except OSError as error:
+                raise Unwritable(f"{error.filename or self._run}: {error.strerror}") from error
             self._environment = environment(task.on, *self._trees)
         self._records.start(task)
         faulthandler.dump_traceback_later(self._settings.deadline, exit=True, file=self._watchdog)
         try:
             case = parse(task.case)
-            record = execute(case, find_impl(case.op, task.impl), task.on, self._environment, self._stem, task.law)
-            self._records.record(record)
+            trial = attempt(case, find_impl(case.op, task.impl), task.on, self._environment, self._stem, law=task.law)
+            died = trial.record.status == "error" and device_is_dead(task.on)
         finally:
             faulthandler.cancel_dump_traceback_later()
-        if record.status == "error" and device_is_dead(task.on):
+        record = of_lost_device(trial.record) if died else trial.record
+        record = msgspec.structs.replace(record, attempts=task.attempts)
+        # Before the record, which names it: a worker that is killed in between has its case asked again.
+        self._records.record(self._with_capsule(record, trial))
+        if died:
             os._exit(_DEVICE_DIED)
+
+    def _with_capsule(self, record: Record, trial: Trial) -> Record:
+        """The record, naming the capsule if this is among the first failures of its kind and one could be kept."""
+        group = (record.op, record.impl, record.on, record.law)
+        if record.status not in AGAINST or self._kept[group] >= self._settings.capsules:
+            return record
+        name = f"{record.op}-{record.impl}-{record.on}-{hashlib.sha256(repr(record.key).encode()).hexdigest()[:16]}"
+        path = self._run / "capsules" / f"{name}.safetensors"
+        if not kept_capsule(path, dataclasses.replace(trial, record=record)):
+            return record
+        self._kept[group] += 1
+        return msgspec.structs.replace(record, capsule=f"capsules/{path.name}")

@@ -6,27 +6,38 @@ created and appended to, so a killed run loses nothing but the cases in flight.
 """
 
 import fcntl
+import gc
+import re
 import time
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import IO, TypeVar
+from typing import Any, Literal, TypeVar
 
 import msgspec
 
 from cases.covering import Ledger
 from impl.implementation import Execution
 from oracle.check import verdict_of
-from reports.record import SCHEMA, Record
+from reports.record import READABLE, SCHEMA, Attempt, Record, unanswered
 
 T = TypeVar("T")
 
 Key = tuple[str, str, str, str]
+# complete: every task has its record. being written: a sweep is at it. stopped: tasks are open and nobody works on them.
+State = Literal["complete", "being written", "stopped"]
+
+_FOLDERS = ("records", "watchdogs", "crashes", "passes", "logs", "capsules")
+_CAPSULE = re.compile(r"capsules/[\w.+-]+\.safetensors")
 
 
 class StoreError(ValueError):
     """A run directory or one of its lines that cannot be used; the message names it and says what would be right."""
+
+
+class Unwritable(StoreError):
+    """A line that could not be appended, as on a full disk; the file ends with the line before it."""
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -34,7 +45,11 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     ops, impls: empty for all. on: the executions. cases: the level. patterns: the `--case` words. failed: the run whose
     failures are asked again. deadline: seconds for a case. vllm, aiter: the trees that were pointed at. laws: whether
-    laws were asked about too. ledgers: the t-way coverage of the planned cases.
+    laws were asked about too. capsules: how many failures of each op, implementation, execution and law a worker keeps.
+    retry: whether crashes, hangs and lost devices are asked once more. ledgers: the t-way coverage of the planned cases.
+
+    shard: `i/n` where only a part of the plan was asked; whole: SHA-256 of the whole plan. balance: the run whose times
+    it was divided by. merged: the runs that this one was joined from.
     """
 
     schema: int = SCHEMA
@@ -51,13 +66,20 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     vllm: str = ""
     aiter: str = ""
     laws: bool = False
+    capsules: int = 0
+    retry: bool = False
     ledgers: tuple[Ledger, ...] = ()
+    shard: str = ""
+    whole: str = ""
+    balance: str = ""
+    merged: tuple[str, ...] = ()
 
 
 class Task(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One planned record: a case on an implementation on an execution; tasks of one `item` run together.
 
-    law: the law of the op that is asked about; empty when the answer itself is judged.
+    law: the law of the op that is asked about; empty when the answer itself is judged. place: where a shard's task stands
+    in the whole plan. attempts: how the case ended before, where it is asked once more.
     """
 
     case: str
@@ -65,6 +87,8 @@ class Task(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     on: Execution
     item: str
     law: str = ""
+    place: int = 0
+    attempts: tuple[Attempt, ...] = ()
 
     @property
     def key(self) -> Key:
@@ -88,10 +112,14 @@ class Crash(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 @dataclass(frozen=True)
 class Pending:
-    """A start without a record. `watchdog` and `trace` are what was dumped by the deadline and by a fatal signal."""
+    """A start without a record. `watchdog` and `trace` are what was dumped by the deadline and by a fatal signal.
+
+    times: how often this attempt at the case was begun.
+    """
 
     task: Task
     stem: str
+    times: int
     crashed: bool
     watchdog: str
     trace: str
@@ -101,8 +129,9 @@ class Pending:
 class Run:
     """A run as read from its directory.
 
-    records: the newest record of every key. pending: the starts that no record answers, the newest of each key.
-    starts: how often each key was begun. notes: sentences on what was tolerated.
+    records: the newest record of every key, in the order of the plan. pending: the starts that no record answers, the
+    newest of each key. starts: how often each key was begun. notes: sentences on what was tolerated. being_written:
+    whether another process held the run while it was read.
     """
 
     path: Path
@@ -112,25 +141,66 @@ class Run:
     pending: tuple[Pending, ...]
     starts: Mapping[Key, int]
     notes: tuple[str, ...]
+    being_written: bool = False
 
     @property
     def open_tasks(self) -> tuple[Task, ...]:
         """The tasks that no record answers yet."""
         return tuple(task for task in self.plan if task.key not in self.records)
 
+    @property
+    def retries(self) -> tuple[Task, ...]:
+        """The tasks that are still to be asked once more, and how they ended; none unless the run was asked to."""
+        if not self.settings.retry:
+            return ()
+        found = ((task, self.records.get(task.key)) for task in self.plan)
+        return tuple(
+            msgspec.structs.replace(task, attempts=(attempt_of(record),))
+            for task, record in found
+            if record is not None and record.infrastructure and not record.attempts
+        )
 
-def create_run(path: Path, settings: Settings, plan: Iterable[Task]) -> None:
-    """Make a run directory; raises `StoreError` rather than write into a directory that holds anything."""
+    @property
+    def state(self) -> State:
+        """Whether more records are to come, and from whom."""
+        if self.being_written:
+            return "being written"
+        return "stopped" if self.open_tasks or self.retries else "complete"
+
+    @property
+    def progress(self) -> str:
+        """A sentence on a run that is not complete; empty for one that is."""
+        if self.state == "complete":
+            return ""
+        answered = len(self.plan) - len(self.open_tasks)
+        how = "is still being written" if self.state == "being written" else "was stopped half way"
+        return f"{self.path} {how}: {answered} of {len(self.plan)} tasks have a record"
+
+
+def attempt_of(record: Record) -> Attempt:
+    """What is kept of a record whose case is asked once more."""
+    return Attempt(status=record.status, reasons=record.reasons, worker=record.worker, finished=record.finished)
+
+
+def check_vacant(path: Path) -> None:
+    """Raise `StoreError` unless a run can be made there: nothing, or an empty directory."""
     if path.exists() and not path.is_dir():
         raise StoreError(f"{path}: is a file, a run needs a directory of its own")
     if path.is_dir() and any(path.iterdir()):
         if (path / "run.json").exists():
             raise StoreError(f"{path}: already holds a run; continue it with --resume {path}, or give another --out")
         raise StoreError(f"{path}: is not empty; a run needs a directory of its own")
-    for folder in ("records", "watchdogs", "crashes", "passes", "logs"):
+
+
+def create_run(path: Path, settings: Settings, plan: Iterable[Task]) -> None:
+    """Make a run directory; raises `StoreError` rather than write into a directory that holds anything."""
+    check_vacant(path)
+    for folder in _FOLDERS:
         (path / folder).mkdir(parents=True, exist_ok=True)
     _write_new(path / "plan.jsonl", b"".join(msgspec.json.encode(task) + b"\n" for task in plan))
-    _write_new(path / "run.json", msgspec.json.format(msgspec.json.encode(settings)) + b"\n")
+    # Last, and at once: a directory with a run.json is a whole run to whoever looks.
+    _write_new(path / "run.json.part", msgspec.json.format(msgspec.json.encode(settings)) + b"\n")
+    (path / "run.json.part").rename(path / "run.json")
 
 
 def _write_new(path: Path, content: bytes) -> None:
@@ -157,11 +227,29 @@ def held(path: Path, patience: float = 10.0) -> Iterator[int]:
         yield file.fileno()
 
 
+def is_being_written(path: Path) -> bool:
+    """Whether another process holds the run now; it is not disturbed."""
+    try:
+        with (path / "lock").open("rb") as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        # Nobody ever held it, or this file system knows no locks.
+        return False
+    return False
+
+
 class RecordFile:
-    """The file that one worker appends to; every line is flushed, so a killed worker loses at most a part of one."""
+    """The file that one worker appends to; every line goes out at once, so a killed worker loses at most a part of one.
+
+    A line that cannot be written raises `Unwritable`.
+    """
 
     def __init__(self, path: Path) -> None:
-        self._file: IO[bytes] = path.open("xb")
+        self._path = path
+        self._file = path.open("xb", buffering=0)
+        self._length = 0
 
     def start(self, task: Task) -> None:
         """Say that the case is about to run."""
@@ -172,8 +260,20 @@ class RecordFile:
         self._append(msgspec.json.encode(record))
 
     def _append(self, line: bytes) -> None:
-        self._file.write(line + b"\n")
-        self._file.flush()
+        content = line + b"\n"
+        try:
+            rest = content
+            while rest:
+                rest = rest[self._file.write(rest) :]
+        except OSError as error:
+            with suppress(OSError):
+                # Half a line in front of a later one would be taken for an edited record.
+                self._file.truncate(self._length)
+                self._file.seek(self._length)
+            raise Unwritable(
+                f"{self._path}: {error.strerror}, so the record is not kept; it should be a place with room to write"
+            ) from error
+        self._length += len(content)
 
     def close(self) -> None:
         """No more lines."""
@@ -202,63 +302,142 @@ def read_plan(path: Path) -> tuple[Task, ...]:
     """The tasks of a plan or of a pass; raises `StoreError`."""
     if not path.is_file():
         raise StoreError(f"{path}: missing; a run directory holds its tasks there")
-    lines = path.read_bytes().splitlines()
-    return tuple(
-        _decoded(line, Task, f"{path} line {n}", "a task: case, impl, on, item") for n, line in enumerate(lines, 1)
-    )
+    kept: dict[Any, Any] = {}
+    tasks = []
+    for number, line in enumerate(path.read_bytes().splitlines(), 1):
+        task = _decoded(line, Task, f"{path} line {number}", "a task: case, impl, on, item")
+        _share(task, ("case", "impl", "on", "item", "law"), kept)
+        tasks.append(task)
+    return tuple(tasks)
 
 
-def read_run(path: Path) -> Run:
+def read_run(path: Path, own: bool = False) -> Run:
     """Everything a run directory says; raises `StoreError` naming file and line of whatever cannot be right.
 
-    Only the last line of a file may be cut off: its worker was killed while writing, and the case counts as unfinished.
+    A run may be read while a sweep writes it, and after one was killed: only the last line of a file may be cut off, and
+    its case counts as unfinished. own: this process is the one that holds the run.
     """
     settings = read_settings(path)
+    being_written = not own and is_being_written(path)
+    with _collector_paused():
+        run = _read(path, settings, being_written)
+    if being_written and not run.open_tasks:
+        # The sweep may have ended meanwhile, and then nothing of it is missing.
+        return replace(run, being_written=is_being_written(path))
+    return run
+
+
+def _read(path: Path, settings: Settings, being_written: bool) -> Run:
     plan = read_plan(path / "plan.jsonl")
-    planned = {task.key for task in plan}
+    planned = {task.key: task for task in plan}
+    reader = _RecordReader()
     records: dict[Key, Record] = {}
     begun: dict[Key, Pending] = {}
     starts: dict[Key, int] = {}
+    attempts: dict[tuple[Key, int], int] = {}
     notes: list[str] = []
     for file in sorted((path / "records").glob("*.jsonl")):
-        crashed = _crashed_items(path, file.stem)
         last: Task | None = None
-        for place, line in _lines(file, notes):
+        for place, line in _lines(file, notes, being_written):
             if line.startswith(b'{"start"'):
                 task = _decoded(line, Start, place, "a start line: start, at").start
-                if task.key not in planned:
+                key = task.key
+                if key not in planned:
                     raise StoreError(f"{place}: starts a case that {path / 'plan.jsonl'} does not hold: {task.case}")
-                starts[task.key] = starts.get(task.key, 0) + 1
+                starts[key] = starts.get(key, 0) + 1
+                if task.attempts:
+                    attempts[key, len(task.attempts)] = attempts.get((key, len(task.attempts)), 0) + 1
                 last = task
                 continue
-            record = read_record(line, place)
-            if record.key not in planned:
+            record = reader.read(line, place)
+            key = record.key
+            asked = planned.get(key)
+            if asked is None:
                 law = f", law {record.law}," if record.law else ""
                 raise StoreError(
                     f"{place}: {record.case} on {record.impl} ({record.on}){law} is not in {path / 'plan.jsonl'}; a record "
                     "answers a planned task"
                 )
-            known = records.get(record.key)
+            msgspec.structs.force_setattr(record, "case", asked.case)
+            known = records.get(key)
             if known is None or record.finished >= known.finished:
-                records[record.key] = record
-            if last is not None and last.key == record.key:
+                records[key] = record
+            if last is not None and last.key == key:
                 last = None
         if last is not None:
+            again = len(last.attempts)
             begun[last.key] = Pending(
                 task=last,
                 stem=file.stem,
-                crashed=last.item in crashed,
+                times=attempts[last.key, again] if again else starts[last.key],
+                crashed=last.item in _crashed_items(path, file.stem),
                 watchdog=_text(path / "watchdogs" / f"{file.stem}.txt"),
                 trace=_text(path / "crashes" / f"{file.stem}.txt"),
             )
-    pending = tuple(found for key, found in begun.items() if key not in records)
-    return Run(path, settings, plan, records, pending, starts, tuple(notes))
+    pending = tuple(found for key, found in begun.items() if _unsettled(found.task, records.get(key)))
+    ordered = {key: records[key] for key in planned if key in records}
+    return Run(path, settings, plan, ordered, pending, starts, tuple(notes), being_written)
+
+
+def _unsettled(task: Task, record: Record | None) -> bool:
+    """Whether a start is answered by no record, or only by the one that it was to do better than."""
+    return record is None or len(record.attempts) < len(task.attempts)
+
+
+@contextmanager
+def _collector_paused() -> Iterator[None]:
+    """Python's collector would look through all that was read so far again and again, and find nothing to free."""
+    running = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if running:
+            gc.enable()
+
+
+_RECORDS = msgspec.json.Decoder(Record)
+# What is the same object anyway, such as a status or an empty tuple, is not looked up.
+_SAID_ALIKE = ("op", "impl", "on", "source", "worker", "environment", "precision")
+_SENTENCES = ("reasons", "diagnosis")
+_CHECKED_ALIKE = ("output", "why")
+
+
+class _RecordReader:
+    """Decodes the records of one run; what many of them say alike is kept in memory once."""
+
+    def __init__(self) -> None:
+        self._kept: dict[Any, Any] = {}
+
+    def read(self, line: bytes, place: str) -> Record:
+        record = read_record(line, place)
+        _share(record, _SAID_ALIKE, self._kept)
+        if record.reasons or record.diagnosis:
+            _share(record, _SENTENCES, self._kept)
+        for check in record.checks:
+            _share(check, _CHECKED_ALIKE, self._kept)
+        return record
+
+
+def _share(found: msgspec.Struct, names: Iterable[str], kept: dict[Any, Any]) -> None:
+    """Let these fields of a struct that nobody else has seen yet be objects that equal structs hold too."""
+    for name in names:
+        value = getattr(found, name)
+        known = kept.setdefault(value, value)
+        if known is not value:
+            msgspec.structs.force_setattr(found, name, known)
 
 
 def read_record(line: bytes, place: str) -> Record:
     """One record from its line; raises `StoreError` naming `place`."""
-    _check_schema(line, place)
-    record = _decoded(line, Record, place, "a whole record as the sweep wrote it")
+    try:
+        record = _RECORDS.decode(line)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        # A record of another schema is told so, rather than what its lines have that these do not.
+        _check_schema(line, place)
+        raise StoreError(f"{place}: {error}; it should be a whole record as the sweep wrote it") from None
+    if record.schema not in READABLE or not line.startswith(b'{"schema":'):
+        _check_schema(line, place)
     if not record.case.startswith(f"{record.op}:"):
         raise StoreError(f"{place}: case {record.case!r} does not belong to op {record.op!r}; a record is never edited")
     if record.status in ("pass", "fail", "vacuous") and verdict_of(record.checks) != record.status:
@@ -279,6 +458,11 @@ def _contradiction(record: Record) -> str:
             return f"status is {record.status!r} without a reason"
         if record.status == "unsupported" and (record.checks or record.fingerprint):
             return "status is 'unsupported', but there is an answer"
+    for attempt in record.attempts:
+        if not unanswered(attempt.status, attempt.reasons):
+            return f"an attempt before it ended as {attempt.status!r}, and an answer is never asked again"
+    if record.capsule and not _CAPSULE.fullmatch(record.capsule):
+        return f"its capsule {record.capsule!r} should be a file in capsules/"
     for check in record.checks:
         if not 0 <= check.wrong <= check.count or (check.passed and check.wrong):
             return f"the check of {check.output} finds {check.wrong} of {check.count} elements wrong and uses {check.use:g}"
@@ -296,30 +480,34 @@ def _crashed_items(run: Path, stem: str) -> frozenset[str]:
     return frozenset(_decoded(line, Crash, place, "a crashed item").crashed for place, line in _lines(path, notes))
 
 
-def _lines(path: Path, notes: list[str]) -> Iterator[tuple[str, bytes]]:
+def _lines(path: Path, notes: list[str], being_written: bool = False) -> Iterator[tuple[str, bytes]]:
     """Every line with its place; a cut-off last line is noted and left out."""
-    *whole, rest = path.read_bytes().split(b"\n")
-    for number, line in enumerate(whole, 1):
-        yield f"{path} line {number}", line
-    if rest:
-        try:
-            msgspec.json.decode(rest)
-        except msgspec.DecodeError:
-            notes.append(
-                f"{path} line {len(whole) + 1} is cut off: its writer was killed while writing, "
-                "the case counts as unfinished"
-            )
-        else:
-            yield f"{path} line {len(whole) + 1}", rest
+    with path.open("rb") as file:
+        for number, line in enumerate(file, 1):
+            place = f"{path} line {number}"
+            if line.endswith(b"\n"):
+                yield place, line[:-1]
+                continue
+            try:
+                msgspec.json.decode(line)
+            except msgspec.DecodeError:
+                why = "is writing it or was killed" if being_written else "was killed while writing"
+                notes.append(f"{place} is cut off: its writer {why}, the case counts as unfinished")
+            else:
+                yield place, line
+            # More may have been appended meanwhile, and would look like a line of its own.
+            return
+
+
+class _Schema(msgspec.Struct):
+    schema: int
 
 
 def _check_schema(raw: bytes, place: str) -> None:
-    class Schema(msgspec.Struct):
-        schema: int
-
-    found = _decoded(raw, Schema, place, f"a JSON object with schema {SCHEMA}").schema
-    if found != SCHEMA:
-        raise StoreError(f"{place}: schema {found}, but this version of mla-oracle reads schema {SCHEMA}")
+    found = _decoded(raw, _Schema, place, f"a JSON object with schema {SCHEMA}").schema
+    if found not in READABLE:
+        known = " and ".join(map(str, READABLE))
+        raise StoreError(f"{place}: schema {found}, but this version of mla-oracle reads schemas {known}")
 
 
 def _decoded(raw: bytes, kind: type[T], place: str, right: str) -> T:

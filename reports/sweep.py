@@ -1,16 +1,18 @@
 """How does a run get from its plan to a record for every task, whatever the suspects do to the workers?
 
 Passes: a pytest session per execution runs the tasks without a record, until none is left or two passes in a row bring
-nothing. What a dead worker left behind is settled between passes. `--resume` is the same loop on an older directory.
+nothing. What a dead worker left behind is settled between passes. Where the run was asked to, what ended as a crash, a
+hang or a lost device is asked once more after that. `--resume` is the same loop on an older directory.
 """
 
 import os
 import re
+import shlex
 import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -23,8 +25,9 @@ from oracle.check import Status
 from reports.environment import environment
 from reports.execute import HARNESS
 from reports.plan import AGAINST
+from reports.plugin import UNWRITABLE
 from reports.record import Record
-from reports.store import Pending, RecordFile, Run, Settings, Task, held, read_run
+from reports.store import Pending, RecordFile, Run, Settings, StoreError, Task, held, read_run
 
 _POLL_SECONDS = 0.2
 _PLAIN_LINE_SECONDS = 10.0
@@ -34,7 +37,7 @@ _BARREN_PASSES = 2
 def sweep(path: Path, console: Console) -> Run:
     """Run the tasks of a run directory that have no record yet, and return the run as it then stands.
 
-    Raises `StoreError` when the directory cannot be read, or another sweep is writing it.
+    Raises `StoreError` when the directory cannot be read or written, or another sweep is writing it.
     """
     with held(path) as lock:
         run = settled(path, "0000-resumed")
@@ -42,23 +45,42 @@ def sweep(path: Path, console: Console) -> Run:
         barren: Counter[Execution] = Counter()
         with _progress(run, console) as show:
             while True:
-                waiting = [task for task in run.open_tasks if barren[task.on] < _BARREN_PASSES]
+                waiting = _waiting(run, barren)
                 if not waiting:
+                    show(run)
                     return run
                 on = waiting[0].on
                 stem = f"{number:04d}-{on}"
                 tasks = _items_of_pass([task for task in waiting if task.on == on], run.pending, number)
                 _write_pass(path / "passes" / f"{stem}.jsonl", tasks)
-                _session(run, stem, on, tasks, lock, show)
-                before = len(run.records)
+                ended = _session(run, stem, on, tasks, lock, show)
+                before = _left(run)
                 run = settled(path, f"{stem}-sweep")
-                barren[on] = 0 if len(run.records) > before else barren[on] + 1
+                if ended == UNWRITABLE:
+                    again = f"mla-oracle sweep --resume {shlex.quote(str(path))}"
+                    raise StoreError(
+                        f"{path}: its workers cannot write there, as on a full disk; make room, then: {again}"
+                    )
+                barren[on] = 0 if _left(run) < before else barren[on] + 1
                 number += 1
+
+
+def _waiting(run: Run, barren: Mapping[Execution, int]) -> list[Task]:
+    """The tasks of the next pass: what is asked once more waits until everything was asked once."""
+    for tasks in (run.open_tasks, run.retries):
+        waiting = [task for task in tasks if barren[task.on] < _BARREN_PASSES]
+        if waiting:
+            return waiting
+    return []
+
+
+def _left(run: Run) -> tuple[int, int]:
+    return len(run.open_tasks), len(run.retries)
 
 
 def settled(path: Path, stem: str) -> Run:
     """The run after every start without a record that is a hang or a crash got its record, in a file named `stem`."""
-    run = read_run(path)
+    run = read_run(path, own=True)
     verdicts = [(found, *verdict) for found in run.pending if (verdict := _death(run, found)) is not None]
     if not verdicts:
         return run
@@ -76,10 +98,11 @@ def settled(path: Path, stem: str) -> Run:
                 environment=environment(found.task.on, *_trees(run.settings)),
                 worker=found.stem,
                 finished=time.time(),
+                attempts=found.task.attempts,
             )
         )
     file.close()
-    return read_run(path)
+    return read_run(path, own=True)
 
 
 def _trees(settings: Settings) -> tuple[Path | None, Path | None]:
@@ -96,7 +119,7 @@ def _death(run: Run, found: Pending) -> tuple[Status, str] | None:
     if found.trace:
         return "crash", f"the worker died: {found.trace.strip().splitlines()[0]}{_innermost(found.trace)}"
     # A worker that somebody killed leaves no trace either: the case is asked once more, alone.
-    if run.starts[found.task.key] >= 2:
+    if found.times >= 2:
         return "crash", "the worker died twice in this case and left no trace: it ended itself or was killed"
     return None
 
@@ -120,12 +143,12 @@ def _unused(folder: Path, stem: str) -> Path:
 
 
 def _items_of_pass(tasks: Iterable[Task], pending: Iterable[Pending], number: int) -> list[Task]:
-    """The tasks again, those of items in which a worker died or was stopped each as an item of its own."""
+    """The tasks again, each as an item of its own where it is asked once more, or a worker died or was stopped in it."""
     suspicious = {found.task.key for found in pending}
     items = {found.task.item.partition("#")[0] for found in pending}
     return [
         msgspec.structs.replace(task, item=f"{task.item}#{number}.{position}")
-        if task.key in suspicious or task.item in items
+        if task.attempts or task.key in suspicious or task.item in items
         else task
         for position, task in enumerate(tasks)
     ]
@@ -136,8 +159,8 @@ def _write_pass(path: Path, tasks: Iterable[Task]) -> None:
         file.writelines(msgspec.json.encode(task) + b"\n" for task in tasks)
 
 
-def _session(run: Run, stem: str, on: Execution, tasks: list[Task], lock: int, show: Callable[[], None]) -> None:
-    """One pytest session over one pass, to its end; it ends early when this process dies."""
+def _session(run: Run, stem: str, on: Execution, tasks: list[Task], lock: int, show: Callable[..., None]) -> int:
+    """The exit code of one pytest session over one pass; it ends early when this process dies."""
     workers = max(1, min(run.settings.workers, len({task.item for task in tasks})))
     configuration = run.path / "passes" / "pytest.ini"
     if not configuration.exists():
@@ -163,6 +186,7 @@ def _session(run: Run, stem: str, on: Execution, tasks: list[Task], lock: int, s
             show()
             time.sleep(_POLL_SECONDS)
         show()
+        return session.returncode
     finally:
         os.close(writing)
         if "session" in locals():
@@ -202,21 +226,35 @@ class _Tail:
             whole = content[: content.rfind(b"\n") + 1]
             self._read[file] = offset + len(whole)
             for line in whole.splitlines():
-                status = re.search(rb'"status":"([a-z]+)"', line) if not line.startswith(b'{"start"') else None
+                if line.startswith(b'{"start"'):
+                    continue
+                status = re.search(rb'"status":"([a-z]+)"', line)
                 if status:
                     self.counts[status[1].decode()] += 1
+                before = re.search(rb'"attempts":\[\{"status":"([a-z]+)"', line)
+                if before:
+                    # It takes the place of the record of the attempt before.
+                    self.counts[before[1].decode()] -= 1
+
+    def become(self, run: Run) -> None:
+        """What the run says now that nobody writes it."""
+        self.counts = Counter(record.status for record in run.records.values())
+
+    @property
+    def done(self) -> int:
+        return sum(self.counts.values())
 
     def __str__(self) -> str:
-        return ", ".join(f"{count} {status}" for status, count in sorted(self.counts.items())) or "none yet"
+        return ", ".join(f"{count} {status}" for status, count in sorted(self.counts.items()) if count) or "none yet"
 
 
 @contextmanager
-def _progress(run: Run, console: Console) -> Iterator[Callable[[], None]]:
-    """A function to call often: a live bar on a terminal, now and then a plain line elsewhere."""
+def _progress(run: Run, console: Console) -> Iterator[Callable[..., None]]:
+    """A function to call often, and with the run at its end: a live bar on a terminal, now and then a line elsewhere."""
     tail = _Tail(run.path)
     tail.update()
     total = len(run.plan)
-    began, first = time.monotonic(), sum(tail.counts.values())
+    began, first = time.monotonic(), tail.done
     if console.is_terminal:
         columns = (
             BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[counts]}"), TextColumn("{task.fields[rate]}"),
@@ -225,24 +263,25 @@ def _progress(run: Run, console: Console) -> Iterator[Callable[[], None]]:
         with Progress(*columns, console=console) as progress:
             bar = progress.add_task("cases", total=total, counts="", rate="")
 
-            def live() -> None:
-                tail.update()
-                done = sum(tail.counts.values())
-                rate = (done - first) / max(time.monotonic() - began, 1e-3)
-                progress.update(bar, completed=min(done, total), counts=str(tail), rate=f"{rate:.1f} cases/s")
+            def live(ended: Run | None = None) -> None:
+                tail.update() if ended is None else tail.become(ended)
+                rate = (tail.done - first) / max(time.monotonic() - began, 1e-3)
+                progress.update(bar, completed=min(tail.done, total), counts=str(tail), rate=f"{rate:.1f} cases/s")
 
             yield live
         return
     last = [began]
 
-    def plain() -> None:
-        if time.monotonic() - last[0] >= _PLAIN_LINE_SECONDS:
-            last[0] = time.monotonic()
-            tail.update()
-            done = sum(tail.counts.values())
-            rate = (done - first) / (last[0] - began)
-            left = f", {max(0, total - done) / rate:.0f} s left" if rate else ""
-            console.print(f"{done} of {total} cases: {tail}, {rate:.1f} cases/s{left}", highlight=False, soft_wrap=True)
+    def plain(ended: Run | None = None) -> None:
+        now = time.monotonic()
+        if ended is None and now - last[0] < _PLAIN_LINE_SECONDS:
+            return
+        last[0] = now
+        tail.update() if ended is None else tail.become(ended)
+        rate = (tail.done - first) / max(now - began, 1e-3)
+        speed = f", {rate:.1f} cases/s" if rate > 0 else ""
+        left = f", {(total - tail.done) / rate:.0f} s left" if rate > 0 and total > tail.done else ""
+        console.print(f"{tail.done} of {total} cases: {tail}{speed}{left}", highlight=False, soft_wrap=True)
 
     yield plain
 

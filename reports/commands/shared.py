@@ -101,11 +101,6 @@ def _tree(option: str, path: Path | None, locate: Callable[[Path], object]) -> P
     return found
 
 
-def counted(number: int, noun: str) -> str:
-    """`1 case`, `2 cases`."""
-    return f"{number} {noun}{'' if number == 1 else 's'}"
-
-
 def workers_of(asked: int, executions: Sequence[Execution] = ()) -> int:
     """How many workers `--workers` means: for 0 one per processor, fewer on a device."""
     if asked < 0:

@@ -21,9 +21,10 @@ from reports.commands.shared import (
     exists,
     one_of,
 )  # fmt: skip
-from reports.commands.terminal import first_sentence, show_record, table_of
+from reports.commands.terminal import asked_again, first_sentence, show_record, table_of
 from reports.replaying import Trees
 from reports.store import read_run
+from reports.words import plural
 
 
 @application.command()
@@ -51,6 +52,9 @@ def show(
         and (not impl or any(fnmatch.fnmatchcase(record.impl, name) for name in impl))
         and (case is None or record.case == case.id)
     ]
+    if not run.records and run.state == "being written":
+        console.print(escape(run.progress))
+        return
     if not run.records and run.open_tasks:
         raise Misuse(
             f"{run.path}: none of its {len(run.plan)} cases has a record; answer them with "
@@ -67,15 +71,21 @@ def show(
             console.print(escape(f"{record.status:11} {record.impl} {record.on}{law} {record.case}"))
             if record.status != "pass":
                 console.print(escape(f"            {first_sentence(record)}"))
-        for note in run.notes:
-            console.print(escape(note))
-        if run.open_tasks:
+        for sentence in (*asked_again(records), *run.notes):
+            console.print(escape(sentence))
+        if run.state == "being written":
+            console.print(escape(run.progress))
+        elif run.open_tasks:
             console.print(
                 f"{len(run.open_tasks)} of {len(run.plan)} cases have no record: mla-oracle sweep --resume {run.path}"
             )
+        elif run.retries:
+            console.print(
+                f"{plural(len(run.retries), 'case')} still to ask once more: mla-oracle sweep --resume {run.path}"
+            )
         return
     for record in records:
-        show_record(record, console, Trees.of(run.settings))
+        show_record(record, console, Trees.of(run.settings), run.path)
 
 
 def newest_run() -> Path:

@@ -6,6 +6,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Annotated
 
+import msgspec
 import typer
 from rich.console import Console
 from rich.markup import escape
@@ -25,22 +26,24 @@ from reports.commands.shared import (
     WorkersOption,
     application,
     console_of,
-    counted,
     executions_of,
     not_negative,
     one_of,
     use_trees,
     workers_of,
 )  # fmt: skip
-from reports.commands.terminal import first_sentence, table_of
-from reports.plan import AGAINST, Selection, plan
+from reports.commands.terminal import asked_again, first_sentence, table_of
+from reports.plan import AGAINST, Plan, Selection, plan
 from reports.record import Record
 from reports.replaying import Trees, replay_line
-from reports.store import Run, Settings, create_run, read_settings
+from reports.shards import Shard, part_of, shard_of, whole_of
+from reports.store import Run, Settings, check_vacant, create_run, read_run, read_settings
 from reports.sweep import exit_code, sweep
+from reports.words import plural
 
 _LISTED_GROUPS = 20
 _DEADLINE = 300.0
+_CAPSULES = 1
 
 
 @application.command("sweep")
@@ -55,6 +58,20 @@ def run_sweep(
     workers: WorkersOption = 0,
     deadline: Annotated[float, typer.Option("--deadline", help="Seconds for one case.")] = _DEADLINE,
     laws: Annotated[bool, typer.Option("--laws", help="Ask about every law of the ops too.")] = False,
+    capsules: Annotated[
+        int, typer.Option("--capsules", help="Failures of each kind that a worker keeps as capsules; 0 for none.")
+    ] = _CAPSULES,
+    retry: Annotated[
+        bool,
+        typer.Option("--retry", help="Ask once more what ended as a crash, a hang or a lost device; never an answer."),
+    ] = False,
+    shard: Annotated[
+        str | None, typer.Option("--shard", help="Only the i-th of n parts of the plan, as i/n; `merge` joins them.")
+    ] = None,
+    balance: Annotated[
+        Path | None,
+        typer.Option("--balance", help="The run by whose times shards are divided; the same for all of them."),
+    ] = None,
     vllm: VllmOption = None,
     aiter: AiterOption = None,
     out: Annotated[Path | None, typer.Option("--out", help="A new run directory; runs/<time> by default.")] = None,
@@ -66,8 +83,8 @@ def run_sweep(
     """Ask implementations the cases of ops, and keep a record of every answer."""
     console = console_of()
     if resume is not None:
-        chosen = any((op, impl, on, case, failed, laws, vllm, aiter, out, seed, workers))
-        if chosen or level != "default" or deadline != _DEADLINE:
+        chosen = any((op, impl, on, case, failed, laws, retry, balance, vllm, aiter, out, seed, workers))
+        if chosen or shard is not None or level != "default" or deadline != _DEADLINE or capsules != _CAPSULES:
             raise Misuse(f"--resume {resume}: the run's own settings hold, no selection, tree or --out may be given")
         read_settings(resume)
         path = resume
@@ -77,7 +94,12 @@ def run_sweep(
             level=one_of("--cases", level, LEVELS), patterns=tuple(case or ()), failed=failed,
             seed=not_negative("--seed", seed), laws=laws,
         )  # fmt: skip
-        path = _new_run(wanted, use_trees(vllm, aiter), workers_of(workers, wanted.on), deadline, out, console)
+        part = _part(shard, balance)
+        settings = Settings(
+            workers=workers_of(workers, wanted.on), deadline=deadline, capsules=not_negative("--capsules", capsules),
+            retry=retry, shard=str(part or ""), balance=str(balance or ""),
+        )  # fmt: skip
+        path = _new_run(wanted, use_trees(vllm, aiter), settings, out, console)
     try:
         done = sweep(path, console)
     except KeyboardInterrupt:
@@ -89,30 +111,55 @@ def run_sweep(
     return exit_code(done, allow_unjudged)
 
 
-def _new_run(
-    wanted: Selection, trees: Trees, workers: int, deadline: float, out: Path | None, console: Console
-) -> Path:
+def _part(shard: str | None, balance: Path | None) -> Shard | None:
+    """The shard that `--shard` names, if it does."""
+    if shard is None and balance is not None:
+        raise Misuse(f"--balance {balance}: divides the plan among shards, so it should stand with --shard i/n")
+    return None if shard is None else shard_of(shard)
+
+
+def _new_run(wanted: Selection, trees: Trees, how: Settings, out: Path | None, console: Console) -> Path:
     """Plan, then create the run directory: nothing is written before everything that was asked for exists."""
-    if not 0 < deadline < 1e6:
-        raise Misuse(f"--deadline {deadline:g}: should be more than 0 seconds")
+    if not 0 < how.deadline < 1e6:
+        raise Misuse(f"--deadline {how.deadline:g}: should be more than 0 seconds")
     if wanted.laws and wanted.failed is not None:
         raise Misuse("--laws --failed: what failed is asked again, laws among it; no others can be chosen")
-    found = plan(wanted)
+    times = read_run(Path(how.balance)) if how.balance else None
     path = out if out is not None else RUNS / time.strftime("%Y%m%d-%H%M%S")
-    settings = Settings(
-        created=time.time(), ops=wanted.ops, impls=wanted.impls, on=wanted.on, cases=wanted.level,
-        patterns=wanted.patterns, failed=str(wanted.failed or ""), seed=wanted.seed, workers=workers, deadline=deadline,
+    check_vacant(path)
+    found = plan(wanted)
+    settings = msgspec.structs.replace(
+        how, created=time.time(), ops=wanted.ops, impls=wanted.impls, on=wanted.on, cases=wanted.level,
+        patterns=wanted.patterns, failed=str(wanted.failed or ""), seed=wanted.seed,
         vllm=str(trees.vllm or ""), aiter=str(trees.aiter or ""), laws=wanted.laws, ledgers=found.ledgers,
+        whole=whole_of(found.tasks) if how.shard else "",
     )  # fmt: skip
+    about_shard = ""
+    if how.shard:
+        found, about_shard = _divided(found, shard_of(how.shard), times)
     create_run(path, settings, found.tasks)
     about_laws = sum(bool(task.law) for task in found.tasks)
-    answers = counted(len(found.tasks) - about_laws, "answer")
-    laws = f" and {counted(about_laws, 'answer')} about laws" if about_laws else ""
-    asked = counted(len({task.case for task in found.tasks}), "case")
+    answers = plural(len(found.tasks) - about_laws, "answer")
+    laws = f" and {plural(about_laws, 'answer')} about laws" if about_laws else ""
+    asked = plural(len({task.case for task in found.tasks}), "case")
     console.print(f"{path}: {answers} to {asked}{laws} on {', '.join(wanted.on)}")
+    if about_shard:
+        console.print(about_shard)
     for ledger in found.ledgers:
         console.print(f"  {ledger}")
     return path
+
+
+def _divided(whole: Plan, shard: Shard, times: Run | None) -> tuple[Plan, str]:
+    """The shard's part of a plan, with the coverage of the whole, and a sentence on how they compare."""
+    part = part_of(whole.tasks, shard, times)
+    told = f"  shard {shard}: {len(part.tasks)} of {plural(len(whole.tasks), 'answer')}"
+    if times is not None:
+        told += (
+            f", about {part.seconds:.3g} of {part.whole_seconds:.3g} s ({part.known} with a time of their own); the longest "
+            f"shard has {part.imbalance:.1%} more than the mean"
+        )
+    return Plan(part.tasks, whole.ledgers), told
 
 
 def _summarise(run: Run, console: Console) -> None:
@@ -141,8 +188,8 @@ def _summarise(run: Run, console: Console) -> None:
         console.print(escape(f"{impl} on {on} did not answer {sum(reasons.values())} times: {reason} ({times}){more}"))
     if records and all(record.status == "unsupported" for record in records):
         console.print("nothing was judged, so this is no pass; --allow-unjudged accepts it", style="bold")
-    for note in run.notes:
-        console.print(escape(note))
+    for sentence in (*asked_again(records), *run.notes):
+        console.print(escape(sentence))
     if run.open_tasks:
         console.print(
             f"{len(run.open_tasks)} cases have no record: the sessions ended without them, see {run.path / 'logs'}",

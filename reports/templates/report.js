@@ -31,6 +31,16 @@
   };
   document.querySelectorAll(".replay").forEach(copyable);
 
+  // What a link leads to may lie in something closed.
+  const reveal = () => {
+    const target = location.hash.length > 1 && document.getElementById(location.hash.slice(1));
+    if (!target) return;
+    for (let at = target; at; at = at.parentElement) if (at.localName === "details") at.open = true;
+    target.scrollIntoView();
+  };
+  addEventListener("hashchange", reveal);
+  reveal();
+
   const unpack = async () => {
     const packed = Uint8Array.from(atob(find("#rows").textContent), (letter) => letter.charCodeAt(0));
     const stream = new Blob([packed]).stream().pipeThrough(new DecompressionStream("gzip"));
@@ -78,7 +88,8 @@
     return op.odd[rows.case[row]] ?? `${op.name}:${cellsOf(row).map((cell) => `${cell.axis}=${cell.word}`).join(",")}`;
   };
   const quoted = (word) => /^[A-Za-z0-9_.:+=@%\/,-]+$/.test(word) ? word : `'${word.replaceAll("'", "'\"'\"'")}'`;
-  const replayOf = (row) => `mla-oracle replay ${quoted(idOf(row))} --impl ${quoted(data.impls[rows.impl[row]])} --on ${quoted(data.ons[rows.on[row]])}`;
+  const replayOf = (row) => `mla-oracle replay ${quoted(idOf(row))} --impl ${quoted(data.impls[rows.impl[row]])} --on ${quoted(data.ons[rows.on[row]])}`
+    + (data.laws[rows.law[row]] ? ` --law ${quoted(data.laws[rows.law[row]])}` : "") + data.trees;
 
   // An id may break after a comma; the text stays what it is.
   const breakable = (text) => text.split(/(?<=,)/).flatMap((part) => [part, element("wbr")]);
@@ -94,7 +105,7 @@
     ["Worst output", (row) => data.outputs[rows.output[row]]],
     ["Time", (row) => rows.seconds[row]],
   ];
-  const PAGE = 100;
+  const PAGE = matchMedia("(max-width: 40rem)").matches ? 25 : 100;
   const state = { text: "", status: "", op: "", impl: "", on: "", sort: 1, down: true, page: 0 };
   const haystacks = new Array(count);
   const haystack = (row) => haystacks[row] ??= [
@@ -102,14 +113,22 @@
     data.outputs[rows.output[row]], ...rows.texts[row].map((at) => texts[at]), ...rows.diagnosis[row].map((at) => texts[at]),
   ].join(",").toLowerCase() + ",";
 
-  // `axis=word` means that very word, `-term` what must be absent, and any other term a part of anything.
+  // `axis=word` means that very word, `axis=1..9` a number between, `-term` what must be absent, any other term a part of
+  // anything.
   const matcher = (text) => {
     const terms = text.toLowerCase().split(/\s+/).filter(Boolean).map((term) => {
       const absent = term.length > 1 && term.startsWith("-");
       const bare = absent ? term.slice(1) : term;
-      return { absent, part: /^\w+=[^|]+$/.test(bare) ? `,${bare},` : bare };
+      const range = bare.match(/^(\w+)=(\d+)\.\.(\d+)$/);
+      const part = /^\w+=[^|]+$/.test(bare) ? `,${bare},` : bare;
+      if (!range) return (row) => haystack(row).includes(part) !== absent;
+      const [, axis, low, high] = range;
+      return (row) => {
+        const cell = cellsOf(row).find((one) => one.axis.toLowerCase() === axis);
+        return (cell !== undefined && Number(cell.word) >= Number(low) && Number(cell.word) <= Number(high)) !== absent;
+      };
     });
-    return (row) => terms.every(({ absent, part }) => haystack(row).includes(part) !== absent);
+    return (row) => terms.every((fits) => fits(row));
   };
   const select = (label, options, change, chosen = "") => {
     const made = element("select", { onchange: (event) => change(event.target.value) });
@@ -223,9 +242,14 @@
   const measures = {
     worst: ["worst use", (uses) => Math.max(...uses)],
     median: ["median use", (uses) => { const sorted = uses.toSorted((a, b) => a - b), half = sorted.length >> 1;
-      return sorted.length % 2 ? sorted[half] : (sorted[half - 1] + sorted[half]) / 2; }],
+      return sorted.length % 2 || sorted[half] >= data.off ? sorted[half] : (sorted[half - 1] + sorted[half]) / 2; }],
     wrong: ["cases wrong", (uses) => uses.filter((use) => use >= 1).length],
     cases: ["cases judged", (uses) => uses.length],
+  };
+  // The word of an axis, or the range of integers in which it lies where there are many.
+  const valueOf = (op, axis, row) => {
+    const at = op.cells[axis][rows.case[row]];
+    return at < 0 ? null : (op.bins[axis] ?? op.words[axis])[at];
   };
   const drawMap = () => {
     const op = ops[pair.op];
@@ -234,31 +258,30 @@
     for (let row = 0; row < count; row += 1) {
       if (rows.op[row] !== pair.op || rows.use[row] === null) continue;
       if (pair.who !== "" && `${rows.impl[row]} ${rows.on[row]}` !== pair.who) continue;
-      const at = [pair.down, pair.across].map((axis) => op.cells[axis][rows.case[row]]);
-      if (at[0] < 0 || at[1] < 0) continue;
+      const at = [pair.down, pair.across].map((axis) => valueOf(op, axis, row));
+      if (at[0] === null || at[1] === null) continue;
       used[0].add(at[0]); used[1].add(at[1]);
-      const name = at.join(" ");
+      const name = JSON.stringify(at);
       if (uses.has(name)) uses.get(name).push(rows.use[row]); else uses.set(name, [rows.use[row]]);
     }
-    const order = (axis, seen) => [...seen].sort((a, b) => naturally(op.words[axis][a], op.words[axis][b]));
-    const down = order(pair.down, used[0]), across = order(pair.across, used[1]);
+    const down = [...used[0]].sort(naturally), across = [...used[1]].sort(naturally);
     const [words, measure] = measures[pair.measure];
     const head = element("thead", {}, element("tr", {}, element("th", { scope: "col", class: "of" }, `${op.axes[pair.down]} ↓ ${op.axes[pair.across]} →`),
-      ...across.map((at) => element("th", { scope: "col" }, op.words[pair.across][at]))));
-    const lines = down.map((one) => element("tr", {}, element("th", { scope: "row" }, op.words[pair.down][one]), ...across.map((other) => {
-      const found = uses.get(`${one} ${other}`);
+      ...across.map((other) => element("th", { scope: "col" }, other))));
+    const lines = down.map((one) => element("tr", {}, element("th", { scope: "row" }, one), ...across.map((other) => {
+      const found = uses.get(JSON.stringify([one, other]));
       if (!found) return element("td", { class: "empty" }, "·");
       const value = measure(found);
       const counted = pair.measure === "wrong" || pair.measure === "cases";
       const step = pair.measure === "wrong" ? (value ? data.steps.length + 1 : 0) : pair.measure === "cases" ? 0 : heat(value);
       const cross = (counted ? pair.measure === "wrong" && value > 0 : value >= 1) ? "✕\u00a0" : "";
       const spelled = cross + (counted ? value.toLocaleString("en") : spelledUse(value));
-      const one_ = op.words[pair.down][one], other_ = op.words[pair.across][other];
       return element("td", { class: `h${step}` }, element("button", { type: "button",
-        "aria-label": `${spelled}, ${words} of ${found.length}: ${op.axes[pair.down]}=${one_}, ${op.axes[pair.across]}=${other_}`,
+        "aria-label": `${spelled}, ${words} of ${found.length}: ${op.axes[pair.down]}=${one}, ${op.axes[pair.across]}=${other}`,
         onclick: () => { const [impl, on] = pair.who === "" ? ["", ""] : pair.who.split(" ").map(Number);
           show({ op: op.name, impl: pair.who === "" ? "" : data.impls[impl], on: pair.who === "" ? "" : data.ons[on],
-            text: `${op.axes[pair.down]}=${one_} ${op.axes[pair.across]}=${other_}` }); } }, spelled));
+            text: [[pair.down, one], [pair.across, other]].map(([axis, value]) => `${op.axes[axis]}=${op.bins[axis] ? value.replace("–", "..") : value}`)
+              .join(" ") }); } }, spelled));
     })));
     map.replaceChildren(element("table", {}, head, element("tbody", {}, ...lines)));
   };
@@ -268,7 +291,7 @@
     for (let row = 0; row < count; row += 1) {
       if (rows.op[row] === pair.op && rows.use[row] !== null) who.set(`${rows.impl[row]} ${rows.on[row]}`, `${data.impls[rows.impl[row]]} on ${data.ons[rows.on[row]]}`);
     }
-    const axes = op.ranked.filter((axis) => op.words[axis].length <= 40);
+    const axes = op.ranked.filter((axis) => op.bins[axis] || op.words[axis].length <= 40);
     [pair.down, pair.across] = [axes[0], axes[1] ?? axes[0]];
     pair.who = "";
     const options = axes.map((axis) => [String(axis), op.axes[axis]]);

@@ -14,8 +14,8 @@ import pytest
 from oracle.check import Check
 from reports import command
 from reports.commands import show
-from reports.record import Environment, Record
-from reports.store import RecordFile, Settings, Task, create_run
+from reports.record import LOST, Attempt, Environment, Record, Seconds
+from reports.store import RecordFile, Settings, Task, create_run, held, read_run
 
 FOUR = "standin.double:rows=4,sign=plus,wide=no,seed=0"
 HERE = Environment(machine="m", python="3", torch="2", triton="3", numpy="2", device="cpu")
@@ -91,6 +91,30 @@ def files(path: Path) -> dict[Path, bytes]:
         ("report runs/kept --out runs", "--out runs: should name a file"),
         ("sweep --resume runs/kept --workers 1", "--resume runs/kept: the run's own settings hold"),
         ("sweep --op standin.double --out runs/kept/run.json/sub", "Not a directory"),
+        ("sweep --op standin.double --shard 0/4", "--shard 0/4: should be i/n with i from 1 to n, such as 1/4"),
+        ("sweep --op standin.double --shard 5/4", "--shard 5/4: should be i/n"),
+        ("sweep --op standin.double --shard a/b", "--shard a/b: should be i/n"),
+        ("sweep --op standin.double --shard=", "--shard : should be i/n"),
+        (
+            "sweep --op standin.double --impl standin-right --case rows=7,sign=plus --shard 1/99",
+            "make 1 shards at most",
+        ),
+        ("sweep --op standin.double --shard 1/2 --balance nowhere", "nowhere: no such run directory"),
+        ("sweep --op standin.double --balance runs/kept", "so it should stand with --shard i/n"),
+        ("sweep --op standin.double --capsules -1", "--capsules -1: should not be negative"),
+        ("sweep --resume runs/kept --shard 1/2", "--resume runs/kept: the run's own settings hold"),
+        ("sweep --resume runs/kept --shard=", "--resume runs/kept: the run's own settings hold"),
+        ("sweep --resume runs/kept --retry", "--resume runs/kept: the run's own settings hold"),
+        ("sweep --resume runs/kept --capsules 0", "--resume runs/kept: the run's own settings hold"),
+        ("sweep --resume runs/kept --balance runs/kept", "--resume runs/kept: the run's own settings hold"),
+        (
+            "merge runs/kept --out merged",
+            "runs/kept: is no shard; merge joins runs that were made with sweep --shard i/n",
+        ),
+        ("merge nowhere runs/kept --out merged", "nowhere: no such run directory"),
+        ("merge runs/kept --out runs/kept", "runs/kept: already holds a run"),
+        ("merge runs/kept", "Missing option '--out'"),
+        ("merge --out merged", "Missing argument"),
         ("sweep --op standin.double --vllm .", "is not a vLLM tree"),
         ("doctor --vllm nowhere", "--vllm nowhere: no such directory"),
         ("prove --op nope", "unknown op 'nope'"),
@@ -166,6 +190,73 @@ def test_a_run_is_shown_as_a_table_and_line_by_line(kept: Path, capsys: pytest.C
     assert f"fail        standin-wrong interpreter {FOUR}" in said
     assert "out[3]=9, but should be 8: it is exact" in said
     assert "1 of 3 cases have no record" in said
+
+
+def test_a_run_that_is_being_written_is_shown_as_far_as_it_is(
+    kept: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with held(kept):
+        assert command.main(["show", str(kept)]) == 0
+    said = capsys.readouterr().out
+    assert f"{kept} is still being written: 2 of 3 tasks have a record" in said
+    assert "--resume" not in said
+    assert "out[3]=9, but should be 8" in said
+    create_run(tmp_path / "fresh", Settings(), [Task(case=FOUR, impl="standin-right", on="interpreter", item="i")])
+    with held(tmp_path / "fresh"):
+        assert command.main(["show", "fresh"]) == 0
+    assert capsys.readouterr().out == "fresh is still being written: 0 of 1 tasks have a record\n"
+    assert command.main(["show", "fresh"]) == 2
+
+
+def test_what_was_asked_once_more_is_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    tasks = [
+        Task(case=FOUR, impl=f"standin-{name}", on="interpreter", item=name) for name in ("right", "wrong", "naps")
+    ]
+    create_run(tmp_path / "run", Settings(retry=True), tasks)
+    file = RecordFile(tmp_path / "run" / "records" / "0001-interpreter-gw0-1.jsonl")
+    common: dict[str, Any] = {"op": "standin.double", "on": "interpreter", "environment": HERE, "case": FOUR}
+    crash = Attempt(status="crash", reasons=("the worker died: Aborted",))
+    lost = Attempt(status="error", reasons=(f"{LOST}RuntimeError: unknown error",))
+    good = msgspec.structs.replace(BAD, use=0.0, wrong=0)
+    capsule = "capsules/a.safetensors"
+    spent = Seconds(run=2.0, compile=1.5)
+    file.record(Record(impl="standin-right", status="pass", checks=(good,), attempts=(crash,), seconds=spent, **common))
+    file.record(Record(impl="standin-wrong", status="fail", checks=(BAD,), attempts=(lost,), capsule=capsule, **common))
+    file.record(Record(impl="standin-naps", status="hang", reasons=("no answer",), **common))
+    file.close()
+    assert command.main(["show", "run"]) == 0
+    said = capsys.readouterr().out
+    assert "2 cases asked once more after 1 crash, 1 lost device: 1 pass, 1 fail" in said
+    assert "1 case still to ask once more: mla-oracle sweep --resume run" in said
+    assert command.main(["show", FOUR, "--run", "run"]) == 0
+    said = capsys.readouterr().out
+    assert "asked once more after crash: the worker died: Aborted" in said
+    assert f"asked once more after lost device: {LOST}RuntimeError: unknown error" in said
+    assert f"kept: run/{capsule}" in said
+    assert "2.000 s to run (1.500 s of it to compile)" in said
+
+
+def test_shards_are_swept_and_merged_into_one_run(
+    kept: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    five = FOUR.replace("rows=4", "rows=5")
+    words = f"sweep --case {FOUR} --case {five} --on interpreter --workers 1".split()
+    words += ["--impl", "standin-wrong", "--impl", "standin-right", "--balance", str(kept), "--capsules", "9"]
+    assert command.main([*words, "--shard", "1/2", "--out", "one"]) in (0, 1)
+    said = capsys.readouterr().out
+    assert "  shard 1/2: 2 of 4 answers, about " in said
+    assert "(1 with a time of their own); the longest shard has " in said
+    assert command.main([*words, "--shard", "2/2", "--out", "two"]) in (0, 1)
+    assert command.main(["merge", "one", "two", "--out", "whole"]) == 0
+    run = read_run(tmp_path / "whole")
+    assert sorted(record.status for record in run.records.values()) == ["fail", "fail", "pass", "pass"]
+    assert [task.impl for task in run.plan] == ["standin-right", "standin-right", "standin-wrong", "standin-wrong"]
+    assert run.state == "complete"
+    failing = [record for record in run.records.values() if record.status == "fail"]
+    assert all((tmp_path / "whole" / record.capsule).is_file() for record in failing)
+    capsys.readouterr()
+    assert command.main(["replay", str(tmp_path / "whole" / failing[0].capsule), "--on", "interpreter"]) == 1
+    assert "its outputs are the same as in the capsule" in capsys.readouterr().out
 
 
 def test_a_record_is_shown_in_full(kept: Path, capsys: pytest.CaptureFixture[str]) -> None:

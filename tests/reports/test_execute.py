@@ -2,11 +2,12 @@
 
 import dataclasses
 import os
+import platform
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,13 +15,14 @@ import torch
 
 from cases.memory import named_tensors
 from cases.precision import Precision
+from impl.executions import compile_time
 from impl.implementation import Impl
 from oracle.check import OFF_THE_SCALE
 from oracle.laws import Mutant
 from reports.capsule import CapsuleError, read_capsule, write_capsule
 from reports.environment import environment
-from reports.execute import HARNESS, Trial, attempt, device_is_dead, diagnose, execute
-from reports.record import Environment, Record
+from reports.execute import HARNESS, Trial, attempt, device_is_dead, diagnose, execute, of_lost_device
+from reports.record import LOST, Environment, Record
 
 HERE = Environment(machine="m", python="3", torch="2", triton="3", numpy="2", device="cpu")
 
@@ -224,6 +226,66 @@ def test_a_device_is_dead_when_it_no_longer_synchronises(monkeypatch: pytest.Mon
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
     monkeypatch.setattr("reports.execute.device_of", lambda execution: "cpu")
     assert not device_is_dead("cuda")
+
+
+@pytest.mark.parametrize(
+    ("reason", "lost"),
+    [
+        ("AcceleratorError: CUDA error: an illegal memory access was encountered (x.py:1)", False),
+        ("AcceleratorError: CUDA error: misaligned address (x.py:1)", False),
+        ("AcceleratorError: HIP error: unspecified launch failure (x.py:1)", False),
+        ("AcceleratorError: CUDA error: device-side assert triggered (x.py:1)", False),
+        ("AcceleratorError: CUDA error: uncorrectable ECC error encountered (x.py:1)", True),
+        ("AcceleratorError: HIP error: unknown error (x.py:1)", True),
+        ("RuntimeError: No HIP GPUs are available (x.py:1)", True),
+        (f"{HARNESS}moving the inputs: AcceleratorError: an illegal memory access was encountered (x.py:1)", True),
+    ],
+)
+def test_a_kernel_that_breaks_its_device_is_told_from_a_device_that_went_away(reason: str, lost: bool) -> None:
+    known = {"case": "o.p:seed=0", "op": "o.p", "impl": "x", "on": "hip", "status": "error", "environment": HERE}
+    record = Record(**known, reasons=(reason, "more"))
+    found = of_lost_device(record)
+    assert found.infrastructure == lost
+    if not lost:
+        assert found == record
+        return
+    assert found.reasons == (f"{LOST}{reason.replace(HARNESS, 'while ')}", "more")
+
+
+def test_the_time_that_compilation_took_is_told(
+    ask: Callable[..., Trial], standins: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    knobs = SimpleNamespace(compilation=SimpleNamespace(listener=None))
+    monkeypatch.setattr(compile_time, "_knobs", lambda: knobs)
+    monkeypatch.setattr("reports.execute.device_of", lambda execution: "cpu")
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+
+    def compiles(inputs: Any) -> Any:
+        knobs.compilation.listener(times=SimpleNamespace(total=250_000), cache_hit=False)
+        return standins.right(inputs)
+
+    impl = made(standins, compiles)
+    record = attempt(standins.DoubleCase(), impl, "cuda", HERE).record
+    assert (record.status, record.seconds.compile) == ("pass", 0.25)
+    record = attempt(standins.DoubleCase(), impl, "cuda", HERE, law="L1 negation").record
+    assert record.seconds.compile == 0.5
+    monkeypatch.setattr(compile_time, "_knobs", lambda: pytest.fail("the interpreter compiles nothing"))
+    assert ask("standin-right").record.seconds.compile == 0.0
+
+
+def test_the_environment_names_the_architecture(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert environment("interpreter").arch == platform.machine()
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert environment("hip").arch == ""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    for properties, arch in (
+        (SimpleNamespace(name="MI355X", gcnArchName="gfx950:sramecc+:xnack-", major=9, minor=5), "gfx950"),
+        (SimpleNamespace(name="H200", major=9, minor=0), "sm_90"),
+    ):
+        monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index, found=properties: found)
+        used = environment("cuda")
+        assert used.arch == arch
+        assert used.device.startswith(f"{properties.name} ({arch}")
 
 
 def test_describing_the_environment_imports_no_kernel_language() -> None:

@@ -19,7 +19,10 @@ from cases.precision import Precision
 from oracle.check import OFF_THE_SCALE, Check
 from reports import figures
 from reports.html import answer, judged_use, replay_line, report_run, write_report
-from reports.record import Environment, Record, Seconds
+from reports.html.rows import middle
+from reports.prove import Alarm, Kill, Proof
+from reports.record import LOST, Attempt, Environment, Record, Seconds
+from reports.store import RecordFile, Settings, Task, create_run, held
 
 CPU = Environment(
     machine="x86_64, 64 cores", python="3.12.3", torch="2.13.0+cpu", triton="3.8.0", numpy="2.4.6", device="cpu",
@@ -398,22 +401,227 @@ def test_the_same_records_give_the_same_bytes(tmp_path: Path) -> None:
     assert written(tmp_path, records) == written(tmp_path, records)
 
 
-def test_a_run_directory_becomes_a_report_that_counts_what_is_missing(tmp_path: Path) -> None:
-    from reports.store import RecordFile, Settings, Task, create_run
-
-    run = tmp_path / "run-8"
-    tasks = [Task(case=case_id(seed=seed), impl="ours-triton", on="interpreter", item="a") for seed in range(3)]
+def begun(run: Path, planned: int, answered: int) -> Path:
+    """A run directory with some of its records."""
+    tasks = [Task(case=case_id(seed=seed), impl="ours-triton", on="interpreter", item="a") for seed in range(planned)]
     create_run(run, Settings(on=("interpreter",)), tasks)
-    (run / "records").mkdir(exist_ok=True)
     file = RecordFile(run / "records" / "gw0.jsonl")
-    for task in tasks[:2]:
+    for task in tasks[:answered]:
         file.start(task)
         file.record(record(task.case))
     file.close()
-    words, _ = read(report_run(run).read_text(encoding="utf-8"))
+    return run
+
+
+def test_a_run_that_stopped_half_way_says_so_and_shows_what_is_there(tmp_path: Path) -> None:
+    words, _ = read(report_run(begun(tmp_path / "run-8", 3, 2)).read_text(encoding="utf-8"))
     assert "run-8" in words
+    assert (
+        "This run stopped before its end. 2 of 3 planned questions have a record; the page shows what is there."
+        in words
+    )
     assert "Not finished. All 2 judged cases passed; the closest to its limit used 0.250 of its budget." in words
     assert "1 planned case has no record yet." in words
+
+
+def test_a_run_that_a_sweep_is_at_says_so(tmp_path: Path) -> None:
+    run = begun(tmp_path / "run-8", 3, 0)
+    with held(run):
+        words, _ = read(report_run(run).read_text(encoding="utf-8"))
+    assert "This run is still being written. 0 of 3 planned questions have a record" in words
+    assert "Nothing was run." in words
+
+
+def test_a_finished_run_says_neither(tmp_path: Path) -> None:
+    words, _ = read(report_run(begun(tmp_path / "run-8", 2, 2)).read_text(encoding="utf-8"))
+    assert "This run" not in words
+
+
+def test_a_shard_says_that_the_other_cases_are_elsewhere(tmp_path: Path) -> None:
+    create_run(tmp_path / "run", Settings(on=("interpreter",), shard="2/5"), [])
+    assert "Shard 2/5 of a plan" in read(report_run(tmp_path / "run").read_text(encoding="utf-8"))[0]
+
+
+def links(reader: Reader) -> list[str]:
+    return [href for tag, attributes in reader.tags if (href := attributes.get("href")) and not href.startswith("#")]
+
+
+def test_a_capsule_is_a_link_in_the_run_and_a_path_elsewhere(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    (run / "capsules").mkdir(parents=True)
+    (run / "capsules" / "a 1.safetensors").touch()
+    bad = [failing(case_id(seed=seed), capsule="capsules/a 1.safetensors") for seed in range(2)]
+    inside = write_report(bad, run / "report.html", title="run", run=run)
+    assert links(read(inside.read_text())[1]) == ["capsules/a%201.safetensors"] * 2
+    words, reader = read(write_report(bad, tmp_path / "elsewhere.html", title="run", run=run).read_text())
+    assert links(reader) == [] and f"Capsule {run}/capsules/a 1.safetensors" in words
+
+
+@pytest.mark.parametrize("capsule", ["capsules/gone", "../secret", "/etc/passwd", "javascript:alert(1)"])
+def test_what_is_no_file_of_the_run_is_no_link(tmp_path: Path, capsule: str) -> None:
+    run = tmp_path / "run"
+    run.mkdir()
+    (tmp_path / "secret").touch()
+    (run / "javascript:alert(1)").touch()
+    words, reader = read(write_report([failing(capsule=capsule)], run / "report.html", title="", run=run).read_text())
+    assert links(reader) == [] and f"{capsule}, which is not in the run's directory" in words
+
+
+def test_what_died_is_told_apart_from_what_is_wrong(tmp_path: Path) -> None:
+    records = [
+        failing(case_id(seed=1)),
+        record(case_id(seed=2), status="crash", checks=(), reasons=("the worker died: Segmentation fault",)),
+        record(case_id(seed=3), status="error", checks=(), reasons=(f"{LOST}CUDA error 700",)),
+        record(case_id(seed=4), status="error", checks=(), reasons=("the harness itself broke in judging: oh",)),
+        record(case_id(seed=5), status="error", checks=(), reasons=("ValueError: no",)),
+    ]
+    words, _ = read(written(tmp_path, records))
+    assert "5 of 5 judged cases are wrong, in 5 ways; 2 of them died before there was an answer." in words
+    assert "Wrong: 2 records in 2 ways" in words
+    assert "Died before it answered: 2 records" in words
+    assert words.index("ValueError: no") < words.index("Died before it answered") < words.index("CUDA error 700")
+    assert words.index("CUDA error 700") < words.index("The harness itself broke") < words.index("broke in judging: oh")
+
+
+def test_a_case_that_was_asked_again_is_visible_even_when_it_then_passed(tmp_path: Path) -> None:
+    before = Attempt(status="hang", reasons=("no answer after 300 s",))
+    page = written(tmp_path, [record(case_id(seed=1), attempts=(before,)), record()])
+    words, _ = read(page)
+    assert "1 case ended in a crash, a hang or a lost device and was asked once more." in words
+    assert "Asked again" in words and "hang before: no answer after 300 s" in words
+    assert "hang before: no answer after 300 s" in rows_of(page)["texts"]
+    assert "Asked again" not in read(written(tmp_path, [record()]))[0]
+
+
+def prints(page: str) -> set[str]:
+    return set(re.findall(r'id="wrong-([0-9a-f]+)"', page))
+
+
+def test_a_kind_of_failure_has_one_name_in_every_run(tmp_path: Path) -> None:
+    one = prints(written(tmp_path, [failing(checks=(beyond(5.0),), diagnosis=())]))
+    again = prints(written(tmp_path, [failing(case_id(seed=9), checks=(beyond(81.5),), diagnosis=()), record()]))
+    other = prints(written(tmp_path, [failing(), failing(impl="vllm-triton", checks=(beyond(5.0),), diagnosis=())]))
+    assert one == again and len(one) == 1
+    assert len(other) == 2 and not one & other
+
+
+def proof(**changes: Any) -> Proof:
+    caught = Kill(
+        op=OP, mutant="main-fnuz", pitfall="the cache were FNUZ", observable=6, caught=6, caught_on=case_id(heads=128),
+        caught_by="out[0]=1, but should be 2: beyond",
+    )  # fmt: skip
+    fields: dict[str, Any] = {
+        "op": OP, "level": "default", "kills": (caught,), "clean": 2000, "alarms": (), "looseness": (2.0, 3.0, 7.0),
+    }  # fmt: skip
+    return Proof(**{**fields, **changes})
+
+
+def test_the_kill_matrix_names_survivors_alarms_and_what_caught_a_mutant_first(tmp_path: Path) -> None:
+    missed = Kill(op=OP, mutant="sink-lost", pitfall="the sink were lost", observable=4, missed_on=case_id(heads=8))
+    unseen = Kill(op=OP, mutant="never", pitfall="nobody looked", unobservable=9)
+    alarm = Alarm(case=case_id(heads=64), honest="two-pass", sentence="out[1]=3, but should be 4")
+    bad = proof(kills=(*proof().kills, missed, unseen), alarms=(alarm,))
+    words, _ = read(written(tmp_path, [record()], proofs=[bad, proof(op="formats.cast", kills=(), looseness=())]))
+    assert f"{OP} no 1 of 3 sink-lost, never 1 in 2,000 3.00" in words
+    assert "formats.cast yes 0 of 0 none 0 in 2,000 exact" in words
+    assert "main-fnuz as if the cache were FNUZ 6 of 6 0 the usual case out[0]=1, but should be 2" in words
+    assert "survives, missed on heads=8" in words and "survives: no case of the sweep shows it" in words
+    assert "two-pass: out[1]=3, but should be 4 heads=64" in words
+
+
+def test_compile_time_stands_against_run_time(tmp_path: Path) -> None:
+    slow = record(seconds=Seconds(run=4.0, compile=3.0), on="cuda", environment=GPU)
+    quick = record(case_id(seed=1), seconds=Seconds(run=0.5), on="cuda", environment=GPU)
+    words, _ = read(written(tmp_path, [slow, quick]))
+    assert "1 record compiled kernels: 3.0 s of compiling, 1.5 s of running without it." in words
+    assert f"{OP} ours-triton on cuda 2 1 3.0 s 1.5 s 66.7 % 3.0 s" in words
+    nothing, _ = read(written(tmp_path, [record()]))
+    assert "Nothing was compiled in this run: the interpreter executes kernels without compiling them." in nothing
+
+
+def test_the_most_telling_pair_of_axes_stands_in_the_page(tmp_path: Path) -> None:
+    draw = random.Random(4)
+    records = []
+    for seed in range(200):
+        heads, layout, noise = draw.choice((16, 128)), draw.choice(("dense", "strided")), draw.choice("abc")
+        # Neither axis says anything alone.
+        wrong = (heads == 128) != (layout == "strided")
+        case = case_id(heads=heads, layout=layout, noise=noise, seed=seed)
+        records.append(failing(case, checks=(beyond(50.0),)) if wrong else record(case, checks=(within(0.02),)))
+    words, _ = read(written(tmp_path, records))
+    assert f"{OP} ours-triton on interpreter, " in words
+    one = "heads ↓ layout → dense strided 16 0.0200 ✕ 50.0 128 ✕ 50.0 0.0200"
+    other = "layout ↓ heads → 16 128 dense 0.0200 ✕ 50.0 strided ✕ 50.0 0.0200"
+    assert (one in words) != (other in words)
+
+
+def test_an_op_without_any_error_has_no_tables(tmp_path: Path) -> None:
+    exact = [record(case_id("a.b", heads=heads), checks=(within(0.0),)) for heads in (16, 32)]
+    words, _ = read(written(tmp_path, exact))
+    assert "Without any error, so without tables: a.b (2 judged)." in words
+
+
+def test_where_tables_do_not_fit_their_axes_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    records = [
+        record(case_id(heads=2**seed % 7, seed=seed), checks=(within(0.1 + seed % 7 / 10),)) for seed in range(60)
+    ]
+    words, _ = read(written(tmp_path, records))
+    assert "value cases wrong worst median 1 20" in words and "Left out" not in words
+    monkeypatch.setattr("reports.html.axes._MOST_CELLS", 5)
+    words, _ = read(written(tmp_path, records))
+    assert "value cases wrong worst median 1 20" not in words
+    assert "Left out to keep the page small, and to be had from the map of two axes: heads." in words
+
+
+def test_a_family_stands_open_only_for_a_finding_when_there_are_many_ops(tmp_path: Path) -> None:
+    records = [record(case_id(f"{family}.op{number}")) for family in ("one", "two") for number in range(8)]
+    _, reader = read(written(tmp_path, [*records, failing(case_id("two.op3", seed=4))]))
+    opened = {
+        attributes["id"]: "open" in attributes
+        for _, attributes in reader.tags
+        if "family" in str(attributes.get("class"))
+    }
+    assert opened == {"family-1": False, "family-2": True}
+    _, reader = read(written(tmp_path, records[:4]))
+    assert all("open" in found for _, found in reader.tags if "family" in str(found.get("class")))
+
+
+def test_the_overview_has_a_column_for_each_library_and_a_line_for_who_is_silent(tmp_path: Path) -> None:
+    no = {"status": "unsupported", "checks": (), "reasons": ("no HIP device",)}
+    records = [record(), record(impl="vllm-triton"), record(impl="aiter-asm", **no), record(impl="aiter-gluon", **no)]
+    words, _ = read(written(tmp_path, records))
+    assert (
+        "Op ours vllm aiter sparse_mla.decode 0.250 triton 1 pass 0.250 triton 1 pass asm, gluon: unsupported" in words
+    )
+
+
+def test_fifty_five_ops_by_many_implementations_fit_and_stay_short(tmp_path: Path) -> None:
+    ops = [
+        f"{family}.op_{number:02d}"
+        for family in ("dense_mla", "sparse_mla", "cache", "dcp", "quant")
+        for number in range(11)
+    ]
+    records = []
+    for number, item in enumerate(many(10_000)):
+        op = ops[number // 3 % len(ops)]
+        impl = ("ours-triton", f"vllm-{number % 5}", f"aiter-{number % 7}")[number % 3]
+        records.append(msgspec.structs.replace(item, case=item.case.replace(OP, op), op=op, impl=impl))
+    kills = [
+        Kill(
+            op=item.op, mutant=f"mutant-{at}", pitfall="it were not so", observable=6, caught=6, caught_on=item.case,
+            caught_by="x" * 200,
+        )
+        for at, item in enumerate(records[:1200])
+    ]  # fmt: skip
+    proofs = [proof(op=op, kills=tuple(kill for kill in kills if kill.op == op)) for op in ops]
+    page = written(tmp_path, records, proofs=proofs)
+    assert len(page.encode()) < 2_000_000
+
+
+def test_the_middle_of_a_number_and_no_number_is_no_number() -> None:
+    assert middle([0.5, OFF_THE_SCALE]) == OFF_THE_SCALE
+    assert middle([0.5, 0.7, OFF_THE_SCALE]) == 0.7
+    assert middle([0.2, 0.4]) == pytest.approx(0.3)
 
 
 @pytest.mark.parametrize(

@@ -6,11 +6,17 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Browser, Page, expect, sync_playwright
 
 from oracle.check import OFF_THE_SCALE, Check
+from reports.diff import Change, Diff, Differing, Growth, Move, Slowdown
+from reports.history import History, Point, Step, Trend
 from reports.html import write_report
-from reports.record import Environment, Record, Seconds
+from reports.html.difference import write_diff
+from reports.html.trend import write_history
+from reports.prove import Kill, Proof
+from reports.record import Attempt, Environment, Record, Seconds
 
 CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
 FLAGS = (
@@ -37,7 +43,11 @@ def records() -> list[Record]:
         axes = {f"an_axis_of_a_long_name_{at:02d}": draw.choice(("ordinary", "hostile", "odd")) for at in range(20)}
         heads = (16, 64, 128)[number % 3]
         op = ("sparse_mla.decode", "cache.kv_record_write")[number % 2]
-        case = f"{op}:heads={heads}," + ",".join(f"{axis}={word}" for axis, word in axes.items()) + f",seed={number}"
+        case = (
+            f"{op}:heads={heads},kv_len={number},"
+            + ",".join(f"{axis}={word}" for axis, word in axes.items())
+            + f",seed={number}"
+        )
         for impl in ("ours-triton", "vllm-triton"):
             use = draw.lognormvariate(-2, 0.5)
             check = Check(output="out", measure="bounded", use=min(use, 0.9), count=64, got="0.25", want="0.24 ±0.1")
@@ -62,16 +72,93 @@ def records() -> list[Record]:
                     checks=checks,
                     reasons=reasons,
                     environment=environment,
-                    seconds=Seconds(run=draw.random()),
+                    seconds=Seconds(run=draw.random(), compile=0.1 if number == 7 else 0.0),
+                    attempts=(Attempt(status="hang", reasons=("no answer after 300 s",)),) if number == 9 else (),
                     finished=1.79e9,
                 )
             )
     return made
 
 
+def proofs() -> tuple[Proof, ...]:
+    case = records()[0].case
+    kills = (
+        Kill(
+            op="sparse_mla.decode",
+            mutant="caught",
+            pitfall="x",
+            observable=6,
+            caught=6,
+            caught_on=case,
+            caught_by="out=1",
+        ),
+        Kill(op="sparse_mla.decode", mutant="survivor", pitfall="y", observable=6, missed_on=case),
+    )
+    return (Proof(op="sparse_mla.decode", level="default", kills=kills, clean=9, alarms=(), looseness=(2.0,)),)
+
+
 @pytest.fixture(scope="module")
 def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_report(records(), tmp_path_factory.mktemp("report") / "report.html", title="run 7")
+    out = tmp_path_factory.mktemp("report") / "report.html"
+    return write_report(records(), out, title="run 7", proofs=proofs(), missing=2, state="stopped")
+
+
+@pytest.fixture(scope="module")
+def short_report(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Every part of the page with few lines in each."""
+    out = tmp_path_factory.mktemp("short") / "report.html"
+    return write_report(records()[4:24], out, title="run 7", proofs=proofs(), missing=2, state="stopped")
+
+
+@pytest.fixture(scope="module")
+def difference(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A diff of one change of each of three classes, in long words."""
+    found = records()
+    changes = [
+        Change(
+            kind=kind, case=one.case, op=one.op, impl=one.impl, on=one.on, law="", was=was, now=now, before=one, after=one,
+            sentence=f"{kind}, and a long sentence on out[3, 17, 211]=0.734375, but should be 0.367188 ±0.00123",
+        )
+        for kind, was, now, one in (
+            ("new_failure", "pass", "fail", found[7]), ("lost_coverage", "pass", "no record", found[9]),
+            *(("bit_change", "pass", "pass", found[at]) for at in range(20, 40)),
+        )
+    ]  # fmt: skip
+    move = Move(before=0.2, after=0.31, ratio=1.55, up=48, down=2, p=1e-9)
+    growth = Growth(
+        op=found[0].op, impl="ours-triton", on="interpreter", axis="heads", value="16", cases=60, changed=50, median=move,
+        tail=move, steepest=found[0].case, sentence="it grew",
+    )  # fmt: skip
+    slow = Slowdown(
+        op=found[0].op, impl="ours-triton", on="interpreter", cases=50, before=0.2, after=0.4, ratio=2.0, low=1.8, high=2.2,
+        noise=1.3, elsewhere=1.0, seen=True, sentence="",
+    )  # fmt: skip
+    made = Diff(
+        before="/a/path/of/many/words/monday", after="/a/path/of/many/words/tuesday", changes=tuple(changes),
+        environments=(Differing(field="vllm", before=("0.33.0",), after=("0.34.0@0123456789abcdef0123456789abcdef",)),),
+        growths=(growth,), times=(slow,), unchanged=9, unjudged=1, notes=("monday was stopped half way",),
+    )  # fmt: skip
+    return write_diff(made, tmp_path_factory.mktemp("diff") / "diff.html")
+
+
+@pytest.fixture(scope="module")
+def history(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A history of two series, one of which stepped."""
+    step = Step(
+        position=6, before=0.1, after=0.2, tail_before=0.4, tail_after=0.8, ratio=2.0, up=80, down=3, p=0.0004,
+        sentence="the level rose 2 times with run-6",
+    )  # fmt: skip
+    uses = (0.1,) * 6 + (0.2,) * 6
+    series = [
+        Trend(
+            op=op, impl="ours-triton", on="interpreter", arch="", median=uses, tail=uses, worst=uses, level=uses,
+            count=(9,) * 12, failed=(0,) * 12, steps=steps, drifts=(),
+        )
+        for op, steps in (("sparse_mla.decode", (step,)), ("cache.kv_record_write", ()))
+    ]  # fmt: skip
+    runs = tuple(Point(name=f"run-{number}", created=1.79e9, records=9) for number in range(12))
+    made = History(runs=runs, trends=tuple(series), left_out=("run-99 is still being written",))
+    return write_history(made, tmp_path_factory.mktemp("history") / "history.html", title="nightly")
 
 
 @pytest.fixture(scope="module")
@@ -159,8 +246,8 @@ def test_the_map_of_two_axes_leads_to_its_cases(visit: Visit) -> None:
 
 
 def test_a_cell_of_the_matrix_leads_to_its_cases(visit: Visit) -> None:
-    # Who is wrong stands first.
-    visit.page.locator(".matrix a").nth(0).click()
+    # The columns are the libraries, ours first.
+    visit.page.locator(".matrix .entry a").nth(1).click()
     expect(visit.page.locator("#case-controls .found")).to_have_text("100 of 400")
     expect(visit.page.locator("#case-controls").get_by_label("By")).to_have_value("vllm-triton")
 
@@ -172,7 +259,7 @@ def test_nothing_is_fetched_said_or_wider_than_the_window(
 ) -> None:
     visit = Visit(browser, report, viewport={"width": width, "height": 844}, color_scheme=scheme)
     page = visit.page
-    expect(page.locator("#case-table tbody tr")).to_have_count(100)
+    expect(page.locator("#case-table tbody tr")).to_have_count(25 if width == 390 else 100)
     page.evaluate("document.querySelectorAll('details').forEach((one) => { one.open = true; })")
     assert page.evaluate("document.documentElement.scrollWidth") == width
     assert page.evaluate("window.broken") is None
@@ -211,17 +298,108 @@ CONTRAST = """() => {
 }"""
 
 
+@pytest.mark.parametrize(("width", "scheme"), [(390, "dark"), (1280, "light")])
+@pytest.mark.parametrize("name", ["short_report", "difference", "history"])
+def test_a_page_is_accessible_with_everything_open(
+    browser: Browser, request: pytest.FixtureRequest, name: str, width: int, scheme: str
+) -> None:
+    path = request.getfixturevalue(name)
+    visit = Visit(browser, path, viewport={"width": width, "height": 844}, color_scheme=scheme)
+    page = visit.page
+    if name == "short_report":
+        expect(page.locator("#case-table tbody tr").first).to_be_visible()
+    page.evaluate("document.querySelectorAll('details').forEach((one) => { one.open = true; })")
+    assert page.evaluate("document.documentElement.scrollWidth") == width
+    # Contrast is asked of every word below, in a hundredth of the time.
+    rules = {"color-contrast": {"enabled": False}}
+    found = Axe().run(page, options={"resultTypes": ["violations"], "rules": rules})
+    assert found.violations_count == 0, found.generate_report()
+    assert visit.asked == [path.as_uri()] and visit.said == []
+    page.close()
+
+
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_every_word_has_contrast(browser: Browser, report: Path, scheme: str) -> None:
-    visit = Visit(browser, report, viewport={"width": 1280, "height": 900}, color_scheme=scheme)
-    expect(visit.page.locator("#case-table tbody tr")).to_have_count(100)
+@pytest.mark.parametrize("name", ["report", "difference", "history"])
+def test_every_word_has_contrast(browser: Browser, request: pytest.FixtureRequest, name: str, scheme: str) -> None:
+    path = request.getfixturevalue(name)
+    visit = Visit(browser, path, viewport={"width": 1280, "height": 900}, color_scheme=scheme)
+    if name == "report":
+        expect(visit.page.locator("#case-table tbody tr")).to_have_count(100)
     # One cell of every colour step, whether or not these records use it.
     visit.page.evaluate(
-        "document.querySelector('.legend').append(...[0,1,2,3,4,5,6,7,8].map((step) => Object.assign("
-        "document.createElement('span'), { className: `h${step}`, textContent: 'word' })))"
+        "document.querySelector('main').append(...[0,1,2,3,4,5,6,7,8].map((step) => Object.assign("
+        "document.createElement('p'), { className: `h${step}`, textContent: 'word' })))"
     )
+    visit.page.evaluate("document.querySelectorAll('details').forEach((one) => { one.open = true; })")
     assert visit.page.evaluate(CONTRAST) == []
     visit.page.close()
+
+
+def test_without_javascript_a_diff_shows_its_classes_and_examples(browser: Browser, difference: Path) -> None:
+    visit = Visit(browser, difference, viewport={"width": 390, "height": 844}, java_script_enabled=False)
+    expect(visit.page.locator("h1")).to_contain_text("Worse. 1 new failure, 1 question is judged no more and")
+    expect(visit.page.locator("#new_failure .why")).to_contain_text("new_failure, and a long sentence")
+    hidden = visit.page.locator("#bit_change .more .why").first
+    expect(hidden).to_be_hidden()
+    visit.page.locator("#bit_change .more > summary").first.click()
+    expect(hidden).to_be_visible()
+    visit.page.close()
+
+
+def test_without_javascript_a_history_shows_its_steps_and_charts(browser: Browser, history: Path) -> None:
+    visit = Visit(browser, history, viewport={"width": 1280, "height": 844}, java_script_enabled=False)
+    expect(visit.page.locator("#events")).to_contain_text("the level rose 2 times with run-6")
+    visit.page.locator("#events a").click()
+    chart = visit.page.locator("#moved figure > svg").bounding_box()
+    assert chart is not None and chart["width"] > 300 and chart["height"] > 100
+    visit.page.close()
+
+
+def test_without_javascript_a_link_opens_what_it_leads_to(browser: Browser, report: Path) -> None:
+    visit = Visit(browser, report, viewport={"width": 1280, "height": 844}, java_script_enabled=False)
+    visit.page.locator(".matrix th a").first.click()
+    expect(visit.page.locator("#axes details[open] .axis").first).to_be_visible()
+    visit.page.close()
+
+
+def test_a_link_opens_what_it_leads_to(visit: Visit) -> None:
+    closed = visit.page.locator("#axes details.op:not([open])").first
+    name = closed.get_attribute("id")
+    visit.page.evaluate(f"location.hash = '{name}'")
+    expect(visit.page.locator(f"#{name} .axis").first).to_be_visible()
+
+
+def test_an_axis_of_many_numbers_is_mapped_by_ranges_that_lead_to_their_cases(visit: Visit) -> None:
+    visit.page.locator("#pair-controls").get_by_label("Down").select_option(label="kv_len")
+    visit.page.locator("#pair-controls").get_by_label("Shown").select_option("cases")
+    row = visit.page.locator("#pair-map tbody tr").filter(has_text="65–128")
+    count = row.locator("button").first.text_content()
+    row.locator("button").first.press("Enter")
+    assert "kv_len=65..128" in visit.page.get_by_label("Terms").input_value()
+    expect(visit.page.locator("#case-controls .found")).to_have_text(f"{count} of 400")
+
+
+def test_what_has_the_focus_can_be_seen(visit: Visit) -> None:
+    for _ in range(12):
+        visit.page.keyboard.press("Tab")
+        style = visit.page.evaluate("getComputedStyle(document.activeElement).outlineStyle")
+        assert style == "solid", visit.page.evaluate("document.activeElement.outerHTML")
+    visit.page.locator("#pair-map button").first.focus()
+    visit.page.keyboard.press("Tab")
+    assert (
+        visit.page.evaluate(
+            "document.activeElement.closest('#pair-map') && getComputedStyle(document.activeElement).outlineStyle"
+        )
+        == "solid"
+    )
+
+
+def test_what_was_asked_again_and_the_law_stand_in_the_opened_row(visit: Visit) -> None:
+    visit.page.get_by_label("Terms").fill("before:")
+    expect(visit.page.locator("#case-controls .found")).to_have_text("2 of 400")
+    row = visit.page.locator("#case-table tbody tr").first
+    row.locator("summary").click()
+    expect(row.locator(".why").last).to_have_text("hang before: no answer after 300 s")
 
 
 def test_without_javascript_failures_and_the_reason_for_the_rest_stand_there(browser: Browser, report: Path) -> None:
@@ -230,6 +408,11 @@ def test_without_javascript_failures_and_the_reason_for_the_rest_stand_there(bro
     expect(visit.page.locator(".group").first).to_contain_text("out=1, but should be 2")
     assert "needs JavaScript" in visit.page.locator("#cases").inner_text()
     assert "needs JavaScript" in visit.page.locator("#pair").inner_text()
+    expect(visit.page.locator("#pair .map").first).to_be_visible()
+    expect(visit.page.locator(".state")).to_contain_text(
+        "This run stopped before its end. 400 of 402 planned questions"
+    )
+    expect(visit.page.locator("#proofs")).to_contain_text("survives, missed on")
     visit.page.close()
 
 

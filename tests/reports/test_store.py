@@ -1,5 +1,8 @@
 """Is nothing in a run directory lost, overwritten or believed that should not be?"""
 
+import fcntl
+import gc
+import resource
 from pathlib import Path
 from typing import Any
 
@@ -7,7 +10,8 @@ import msgspec
 import pytest
 
 from oracle.check import Check
-from reports.record import SCHEMA, Environment, Record
+from reports import store
+from reports.record import LOST, SCHEMA, Attempt, Environment, Record
 from reports.store import (
     Crash,
     RecordFile,
@@ -15,6 +19,7 @@ from reports.store import (
     Settings,
     StoreError,
     Task,
+    Unwritable,
     append_crash,
     create_run,
     held,
@@ -119,6 +124,222 @@ def test_a_whole_last_line_without_its_end_counts(run: Path) -> None:
     assert task(0).key in read_run(run).records
 
 
+def test_records_come_in_the_order_of_the_plan(run: Path) -> None:
+    written(run, record(task(3)), record(task(0)), stem="0001-interpreter-gw0-1")
+    written(run, record(task(2)), record(task(1)), stem="0001-interpreter-gw1-1")
+    assert list(read_run(run).records) == [task(n).key for n in range(4)]
+
+
+def test_what_records_say_alike_is_kept_once(run: Path) -> None:
+    written(run, *(record(task(n), source="s" * 64, status="fail", checks=(BAD,)) for n in range(4)))
+    found = list(read_run(run).records.values())
+    assert list(found) == [record(task(n), source="s" * 64, status="fail", checks=(BAD,)) for n in range(4)]
+    for same in (lambda r: r.environment, lambda r: r.source, lambda r: r.impl, lambda r: r.checks[0].why):
+        assert len({id(same(made)) for made in found}) == 1
+
+
+def test_reading_leaves_pythons_collector_as_it_was(run: Path) -> None:
+    read_run(run)
+    assert gc.isenabled()
+    (run / "plan.jsonl").write_text("{")
+    with pytest.raises(StoreError):
+        read_run(run)
+    assert gc.isenabled()
+
+
+class TestState:
+    """Whether a run is complete, being written or stopped, whoever looks and whenever."""
+
+    def test_a_run_with_open_tasks_was_stopped(self, run: Path) -> None:
+        written(run, *(record(task(n)) for n in range(3)))
+        found = read_run(run)
+        assert found.state == "stopped"
+        assert found.progress == f"{run} was stopped half way: 3 of 4 tasks have a record"
+
+    def test_a_run_with_all_its_records_is_complete(self, run: Path) -> None:
+        written(run, *(record(task(n)) for n in range(4)))
+        assert (read_run(run).state, read_run(run).progress) == ("complete", "")
+
+    def test_a_run_that_is_held_is_being_written(self, run: Path) -> None:
+        written(run, *(record(task(n)) for n in range(4)))
+        with held(run):
+            found = read_run(run)
+            assert found.state == "being written"
+            assert found.progress == f"{run} is still being written: 4 of 4 tasks have a record"
+            assert read_run(run, own=True).state == "complete"
+        assert read_run(run).state == "complete"
+
+    def test_looking_keeps_no_sweep_away(self, run: Path) -> None:
+        with held(run):
+            pass
+        before = sorted(path.name for path in run.iterdir())
+        assert not store.is_being_written(run)
+        with held(run, patience=0.0):
+            assert store.is_being_written(run)
+        assert sorted(path.name for path in run.iterdir()) == before
+
+    def test_two_who_look_at_once_do_not_take_each_other_for_a_sweep(self, run: Path) -> None:
+        with held(run):
+            pass
+        with (run / "lock").open("rb") as other:
+            fcntl.flock(other, fcntl.LOCK_SH)
+            assert not store.is_being_written(run)
+
+    def test_a_run_that_ended_while_it_was_read_is_complete(self, run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        written(run, *(record(task(n)) for n in range(4)))
+        answers = iter([True, False])
+        monkeypatch.setattr(store, "is_being_written", lambda path: next(answers))
+        assert read_run(run).state == "complete"
+
+    def test_a_line_that_is_being_written_is_not_called_a_killed_writers(self, run: Path) -> None:
+        path = written(run, task(0))
+        path.write_bytes(path.read_bytes() + b'{"schema":2,"case":"op')
+        with held(run):
+            found = read_run(run)
+        assert found.notes == (
+            f"{path} line 2 is cut off: its writer is writing it or was killed, the case counts as unfinished",
+        )
+        assert found.pending[0].task == task(0)
+
+    def test_a_file_that_grows_while_it_is_read_is_read_to_where_it_stood(
+        self, run: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        path = written(run, record(task(0)))
+        line = msgspec.json.encode(record(task(1))) + b"\n"
+        path.write_bytes(path.read_bytes() + line[:50])
+        notes: list[str] = []
+        lines = store._lines(path, notes)
+        assert next(lines)[0] == f"{path} line 1"
+        whole = msgspec.json.decode
+
+        def slow(content: bytes) -> Any:
+            with path.open("ab") as file:
+                file.write(line[50:])
+            return whole(content)
+
+        monkeypatch.setattr("reports.store.msgspec.json.decode", slow)
+        assert list(lines) == []
+        assert len(notes) == 1
+
+
+def full(path: Path, room: int, write: Any) -> str:
+    """What is said when a file may not grow beyond `room` bytes."""
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (room, limits[1]))
+    try:
+        write()
+    except Unwritable as error:
+        return str(error)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    raise AssertionError(f"{path} had room")
+
+
+def test_a_line_without_room_is_said_and_leaves_no_part(run: Path) -> None:
+    path = run / "records" / "0001-interpreter-gw0-1.jsonl"
+    file = RecordFile(path)
+    file.start(task(0))
+    before = path.read_bytes()
+    said = full(path, len(before) + 40, lambda: file.record(record(task(0))))
+    assert said.startswith(f"{path}: File too large, so the record is not kept; it should be a place with room")
+    assert path.read_bytes() == before
+    file.record(record(task(0)))
+    assert read_run(run).records[task(0).key] == record(task(0))
+
+
+class TestAskedOnceMore:
+    """What ended without an answer is asked once more where the run was asked to, and an answer never."""
+
+    CRASH: dict[str, Any] = {"status": "crash", "checks": (), "reasons": ("the worker died",), "worker": "w"}  # noqa: RUF012
+    ATTEMPT = Attempt(status="crash", reasons=("the worker died",), worker="w", finished=1.0)
+
+    @pytest.fixture
+    def retried(self, tmp_path: Path) -> Path:
+        create_run(tmp_path / "retried", Settings(retry=True), [task(n) for n in range(4)])
+        return tmp_path / "retried"
+
+    @pytest.mark.parametrize(
+        ("status", "reason", "again"),
+        [
+            ("crash", "the worker died", True),
+            ("hang", "no answer after 7 s", True),
+            ("error", f"{LOST}RuntimeError: CUDA error: unknown error", True),
+            ("error", "RuntimeError: CUDA error: an illegal memory access was encountered", False),
+            ("error", "ValueError: no", False),
+            ("memory", "out: written outside", False),
+            ("unsupported", LOST, False),
+        ],
+    )
+    def test_only_what_has_no_answer_is_asked_again(self, retried: Path, status: str, reason: str, again: bool) -> None:
+        others = [
+            record(task(1)),
+            record(task(2), status="fail", checks=(BAD,)),
+            record(task(3), status="vacuous", checks=()),
+        ]
+        written(retried, record(task(0), status=status, checks=(), reasons=(reason,)), *others)
+        found = read_run(retried)
+        assert [each.key for each in found.retries] == ([task(0).key] if again else [])
+        assert found.state == ("stopped" if again else "complete")
+        assert found.records[task(0).key].infrastructure == again
+
+    def test_nothing_is_asked_again_unless_the_run_was_asked_to(self, run: Path) -> None:
+        written(run, *(record(task(n), **self.CRASH) for n in range(4)))
+        assert (read_run(run).retries, read_run(run).state) == ((), "complete")
+
+    def test_a_case_is_asked_again_once(self, retried: Path) -> None:
+        written(retried, *(record(task(n), **self.CRASH, attempts=(self.ATTEMPT,)) for n in range(4)))
+        assert (read_run(retried).retries, read_run(retried).state) == ((), "complete")
+
+    def test_a_second_attempt_knows_of_the_first_and_is_pending_until_its_record(self, retried: Path) -> None:
+        written(retried, task(0), record(task(0), **self.CRASH), *(record(task(n)) for n in (1, 2, 3)))
+        (again,) = read_run(retried).retries
+        assert again.attempts == (self.ATTEMPT,)
+        path = written(retried, again, stem="0002-interpreter-gw0-2")
+        (pending,) = read_run(retried).pending
+        assert (pending.task, pending.times) == (again, 1)
+        assert read_run(retried).records[task(0).key].status == "crash"
+        answer = record(task(0), attempts=again.attempts, finished=2.0)
+        with path.open("ab") as file:
+            file.write(msgspec.json.encode(answer) + b"\n")
+        found = read_run(retried)
+        assert (found.pending, found.records[task(0).key], found.starts[task(0).key]) == ((), answer, 2)
+        assert found.state == "complete"
+
+    def test_an_answer_that_is_said_to_have_been_asked_again_is_refused(self, run: Path) -> None:
+        written(run, record(task(0), attempts=(Attempt(status="fail", reasons=("wrong",)),)))
+        with pytest.raises(StoreError, match="before it ended as 'fail', and an answer is never asked again"):
+            read_run(run)
+
+
+@pytest.mark.parametrize(
+    "capsule",
+    [
+        "/etc/passwd",
+        "capsules/a.safetensors/../../x",
+        "capsules/../x.safetensors",
+        "capsules/a/b.safetensors",
+        "capsules/x",
+        "x",
+    ],
+)
+def test_a_capsule_lies_in_the_run(run: Path, capsule: str) -> None:
+    written(run, record(task(0), capsule=capsule))
+    with pytest.raises(StoreError, match="should be a file in capsules/; a record is never edited"):
+        read_run(run)
+
+
+def test_records_of_an_older_schema_are_read(run: Path) -> None:
+    path = written(run, record(task(0)))
+    line = msgspec.json.decode(path.read_bytes())
+    for new in ("attempts", "capsule"):
+        del line[new]
+    path.write_bytes(msgspec.json.encode(line | {"schema": 1}) + b"\n")
+    assert read_run(run).records[task(0).key].attempts == ()
+    path.write_bytes(msgspec.json.encode({name: value for name, value in line.items() if name != "schema"}) + b"\n")
+    with pytest.raises(StoreError, match="line 1: Object missing required field `schema`"):
+        read_run(run)
+
+
 def _edited(record_line: dict[str, Any], **changes: Any) -> dict[str, Any]:
     return {**record_line, **changes}
 
@@ -129,7 +350,7 @@ def _edited(record_line: dict[str, Any], **changes: Any) -> dict[str, Any]:
         ({"status": "passed"}, "Invalid enum value 'passed'.*should be a whole record"),
         ({"status": "fail"}, "status is 'fail', but its checks say 'pass'; a record is never edited"),
         ({"checks": []}, "status is 'pass', but its checks say 'vacuous'"),
-        ({"schema": SCHEMA + 1}, f"schema {SCHEMA + 1}, but this version of mla-oracle reads schema {SCHEMA}"),
+        ({"schema": SCHEMA + 1}, f"schema {SCHEMA + 1}, but this version of mla-oracle reads schemas 1 and {SCHEMA}"),
         ({"schema": None}, "Expected `int`, got `null`"),
         ({"op": "op.b"}, "does not belong to op 'op.b'"),
         ({"case": "op.a:rows=99,seed=0"}, "is not in .*plan.jsonl; a record answers a planned task"),

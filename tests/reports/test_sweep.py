@@ -13,13 +13,26 @@ from typing import Any
 
 import msgspec
 import pytest
+import torch
 from rich.console import Console
 
 from oracle.check import Check
+from reports.capsule import read_capsule
 from reports.plan import Selection, plan
-from reports.plugin import Session
-from reports.record import Environment, Record
-from reports.store import Crash, RecordFile, Run, Settings, Task, append_crash, create_run, read_run
+from reports.plugin import Session, Worker
+from reports.record import LOST, Attempt, Environment, Record
+from reports.store import (
+    Crash,
+    RecordFile,
+    Run,
+    Settings,
+    StoreError,
+    Task,
+    append_crash,
+    create_run,
+    read_plan,
+    read_run,
+)
 from reports.sweep import exit_code, settled, sweep, worker_environment
 
 FOUR = "standin.double:rows=4,sign=plus,wide=no,seed=0"
@@ -97,6 +110,13 @@ def test_the_exit_code_is_that_of_the_records(whole: Run) -> None:
         whole, records={key: whole.records[key] for key in right}, plan=tuple(t for t in whole.plan if t.key in right)
     )
     assert exit_code(kept) == 0
+
+
+def test_records_come_in_the_order_of_the_plan_and_the_last_line_counts_them_all(whole: Run) -> None:
+    assert list(whole.records) == [task.key for task in whole.plan]
+    assert whole.state == "complete"
+    last = (whole.path / "console.txt").read_text().splitlines()[-1]
+    assert last.startswith("26 of 26 cases: 2 crash, 3 error, 4 fail, 1 hang, 4 memory, 10 pass, 2 unsupported, ")
 
 
 def test_a_finished_run_is_resumed_without_a_session(whole: Run) -> None:
@@ -181,6 +201,140 @@ def test_workers_that_die_before_they_are_ready_end_the_session(
     assert "4 workers in a row died before they were ready: stillborn" in capfd.readouterr().out
 
 
+@pytest.fixture(scope="module")
+def retried(standins: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """A sweep that asks once more; one worker, so that capsules can be counted."""
+    folder = tmp_path_factory.mktemp("retried")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("STANDIN_ABORTED", str(folder / "aborted"))
+        names = ("standin-aborts", "standin-hangs", "standin-wrong", "standin-raises", "standin-declines")
+        return swept(folder / "run", *names, workers=1, deadline=2.0, retry=True, capsules=1)
+
+
+def test_a_crash_and_a_hang_are_asked_once_more_visibly(retried: Run) -> None:
+    aborts = retried.records[FOUR, "standin-aborts", "interpreter", ""]
+    hangs = retried.records[FOUR, "standin-hangs", "interpreter", ""]
+    assert (aborts.status, [attempt.status for attempt in aborts.attempts]) == ("pass", ["crash"])
+    assert aborts.attempts[0].reasons[0].startswith("the worker died: Fatal Python error: Aborted")
+    assert (hangs.status, [attempt.status for attempt in hangs.attempts]) == ("hang", ["hang"])
+    assert retried.state == "complete"
+    last = (retried.path / "console.txt").read_text().splitlines()[-1]
+    assert last.startswith("10 of 10 cases: 1 error, 2 fail, 1 hang, 4 pass, 2 unsupported")
+
+
+def test_an_answer_is_never_asked_again(retried: Run) -> None:
+    again = {key for key, record in retried.records.items() if record.attempts}
+    assert again == {(FOUR, "standin-aborts", "interpreter", ""), (FOUR, "standin-hangs", "interpreter", "")}
+    assert {key: count for key, count in retried.starts.items() if count > 1} == dict.fromkeys(again, 2)
+
+
+def test_what_is_asked_once_more_stands_alone_in_a_later_pass(retried: Run) -> None:
+    passes = sorted((retried.path / "passes").glob("*.jsonl"))
+    tasks = [read_plan(path) for path in passes]
+    first = next(n for n, found in enumerate(tasks) if any(task.attempts for task in found))
+    assert not any(task.attempts for found in tasks[:first] for task in found)
+    assert all(task.attempts for task in tasks[first])
+    assert len({task.item for task in tasks[first]}) == len(tasks[first]) == 2
+
+
+def test_the_first_failures_of_a_kind_are_kept_as_capsules(retried: Run) -> None:
+    kept = {key: record for key, record in retried.records.items() if record.capsule}
+    assert sorted((impl, status) for (_, impl, _, _), status in ((key, kept[key].status) for key in kept)) == [
+        ("standin-raises", "error"),
+        ("standin-wrong", "fail"),
+    ]
+    assert len(list((retried.path / "capsules").iterdir())) == 2
+    for record in kept.values():
+        inside, inputs = read_capsule(retried.path / record.capsule)
+        assert inside == msgspec.structs.replace(record, capsule="")
+        assert len(inputs.x) in (1, 4)
+
+
+def test_a_run_without_capsules_keeps_none(whole: Run) -> None:
+    assert not any(record.capsule for record in whole.records.values())
+    assert list((whole.path / "capsules").iterdir()) == []
+
+
+def test_a_full_disk_ends_the_sweep_with_a_sentence_and_loses_nothing(
+    standins: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "run"
+    monkeypatch.setenv("STANDIN_ROOM", "500")
+    with pytest.raises(
+        StoreError, match=r"cannot write there, as on a full disk; make room, then: mla-oracle sweep --re"
+    ):
+        swept(path, "standin-right", workers=1)
+    stopped = read_run(path)
+    assert (stopped.state, len(stopped.open_tasks), stopped.notes) == ("stopped", 2, ())
+    monkeypatch.delenv("STANDIN_ROOM")
+    assert sweep(path, Console(quiet=True)).state == "complete"
+
+
+class TestWorker:
+    """What a worker writes about a case after which its device is dead; no device is needed to tell."""
+
+    class Left(BaseException):
+        pass
+
+    @pytest.fixture
+    def ask(self, standins: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Record]:
+        def left(code: int) -> None:
+            raise self.Left
+
+        silent = SimpleNamespace(**dict.fromkeys(("enable", "dump_traceback_later"), lambda *a, **k: None))
+        silent.cancel_dump_traceback_later = lambda: None
+        monkeypatch.setattr("reports.plugin.faulthandler", silent)
+        monkeypatch.setattr("reports.plugin.threading", SimpleNamespace(Thread=lambda **k: SimpleNamespace(start=int)))
+        monkeypatch.setattr(torch, "set_num_threads", lambda count: None)
+        monkeypatch.setattr(os, "_exit", left)
+
+        def asked(impl: str, dead: bool = True, attempts: tuple[Attempt, ...] = (), **settings: Any) -> Record:
+            monkeypatch.setattr("reports.plugin.device_is_dead", lambda on: dead)
+            task = Task(case=FOUR, impl=impl, on="interpreter", item="item", attempts=attempts)
+            path = tmp_path / "run"
+            create_run(path, Settings(on=("interpreter",), **settings), [msgspec.structs.replace(task, attempts=())])
+            try:
+                Worker(path, "0001-interpreter", "gw0").run_task(task)
+            except self.Left:
+                assert dead
+            (record,) = read_run(path).records.values()
+            return record
+
+        return asked
+
+    def test_an_error_that_takes_the_device_along_says_so_first(self, ask: Callable[..., Record]) -> None:
+        record = ask("standin-raises")
+        assert (record.status, record.infrastructure) == ("error", True)
+        assert record.reasons[0].startswith(f"{LOST}ArithmeticError: no doubling today")
+
+    def test_an_error_on_a_living_device_is_an_error(self, ask: Callable[..., Record]) -> None:
+        record = ask("standin-raises", dead=False)
+        assert record.reasons[0].startswith("ArithmeticError: no doubling today")
+        assert not record.infrastructure
+
+    def test_a_second_attempt_writes_down_the_first(self, ask: Callable[..., Record]) -> None:
+        before = Attempt(status="crash", reasons=("gone",))
+        record = ask("standin-right", dead=False, attempts=(before,))
+        assert (record.status, record.attempts) == ("pass", (before,))
+
+    @pytest.mark.parametrize("broken", ["write_capsule", "shutil.disk_usage", "too large"])
+    def test_a_capsule_that_cannot_be_written_costs_no_record(
+        self, ask: Callable[..., Record], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, broken: str
+    ) -> None:
+        def full(path: Path, *_: object) -> None:
+            if isinstance(path, Path) and path.suffix == ".part":
+                path.write_bytes(b"half")
+            raise OSError(28, "No space left on device")
+
+        if broken == "too large":
+            monkeypatch.setattr("reports.capsule._size", lambda trial: 33 * 2**20)
+        else:
+            monkeypatch.setattr(f"reports.capsule.{broken}", full)
+        record = ask("standin-wrong", capsules=1)
+        assert (record.status, record.capsule) == ("fail", "")
+        assert list((tmp_path / "run" / "capsules").iterdir()) == []
+
+
 class TestSettling:
     """What a start without a record is taken for; no process is needed to tell."""
 
@@ -229,6 +383,21 @@ class TestSettling:
         self.begun(run, watchdog="Timeout")
         assert self.status(run) == self.status(run) == "hang"
         assert len(list((run / "records").glob("*-sweep*.jsonl"))) == 1
+
+    def test_a_retry_without_a_trace_is_asked_again_before_it_is_a_crash(self, run: Path) -> None:
+        (run / "run.json").write_bytes(msgspec.json.encode(Settings(on=("interpreter",), deadline=7.0, retry=True)))
+        self.begun(run, watchdog="Timeout")
+        (again,) = settled(run, "0002-interpreter-sweep").retries
+        for number in (3, 4):
+            file = RecordFile(run / "records" / f"{number:04d}-interpreter-gw0-{number}.jsonl")
+            file.start(again)
+            file.close()
+            append_crash(run, f"{number:04d}-interpreter", Crash(crashed="item", worker="gw0"))
+            found = settled(run, f"{number + 5:04d}-interpreter-sweep")
+            record = found.records[self.task.key]
+            assert (record.status, len(record.attempts)) == (("hang", 0) if number == 3 else ("crash", 1))
+        assert record.attempts[0].status == "hang"
+        assert (found.retries, found.state) == ((), "complete")
 
     def test_the_innermost_frame_is_that_of_the_case(self, run: Path) -> None:
         dump = (

@@ -149,6 +149,16 @@ def _kill_self_once() -> None:
         os.kill(os.getpid(), 9)
 
 
+def _abort() -> None:
+    """A crash with its trace; once only where the variable names a file to remember it by."""
+    marker = os.environ.get("STANDIN_ABORTED")
+    if marker is not None:
+        if Path(marker).exists():
+            return
+        Path(marker).touch()
+    os.abort()
+
+
 def _nap() -> None:
     time.sleep(float(os.environ.get("STANDIN_NAP", "0.05")))
 
@@ -198,7 +208,7 @@ IMPLS: tuple[Impl, ...] = (
     _impl("standin-wrong", wrong),
     _impl("standin-own-wrong", wrong_in_its_own_way),
     _impl("standin-raises", _at(4, _raise)),
-    _impl("standin-aborts", _at(4, os.abort)),
+    _impl("standin-aborts", _at(4, _abort)),
     _impl("standin-exits", _at(4, lambda: os._exit(0))),
     _impl("standin-killed", _at(4, _kill_self_once)),
     _impl("standin-hangs", _at(4, _hang)),

@@ -1,0 +1,182 @@
+"""How do the runs of a plan's shards become one run, and when must they not?
+
+Nothing is written before everything was looked at, and then into a directory beside the new one, which takes its name
+when it is whole.
+"""
+
+import os
+import re
+import shlex
+import shutil
+from collections.abc import Collection, Iterator, Sequence
+from pathlib import Path
+
+import msgspec
+
+from reports.record import Environment, Record
+from reports.shards import shard_of, whole_of
+from reports.store import Key, RecordFile, Run, StoreError, Task, check_vacant, create_run, read_run
+
+# What may be allowed to differ: the fields of the environment, and the implementations' own code.
+MIXABLE = (*Environment.__struct_fields__, "source")
+_SAME_SETTINGS = ("deadline", "retry")
+
+
+class MergeError(StoreError):
+    """Runs that are not the shards of one plan, each once and complete; the message names what is wrong with which."""
+
+
+def merge(paths: Sequence[Path], out: Path, allow_open: bool = False, allow_mixed: Collection[str] = ()) -> Run:
+    """Join the runs of all shards of one plan in a new run directory, and return it as it is read from there.
+
+    allow_open: tasks without a record stay open. allow_mixed: names of `MIXABLE` that may differ between the records of
+    one execution. Raises `StoreError`, and leaves nothing behind then.
+    """
+    check_vacant(out)
+    runs = _read(paths)
+    whole = _one_plan(runs)
+    tasks = _joined_plan(runs, whole)
+    for run in runs:
+        _check_complete(run, allow_open)
+    for name in (name for name in MIXABLE if name not in allow_mixed):
+        _check_alike(runs, name)
+    settings = msgspec.structs.replace(
+        runs[0].settings, created=min(run.settings.created for run in runs), shard="",
+        merged=tuple(str(run.path) for run in runs),
+    )  # fmt: skip
+    out.parent.mkdir(parents=True, exist_ok=True)
+    part = out.with_name(f".{out.name}.{os.getpid()}.part")
+    try:
+        create_run(part, settings, tasks)
+        for run in runs:
+            _copy(run, part)
+        part.rename(out)
+    finally:
+        shutil.rmtree(part, ignore_errors=True)
+    return read_run(out)
+
+
+def _read(paths: Sequence[Path]) -> list[Run]:
+    seen: dict[Path, Path] = {}
+    for path in paths:
+        if path.resolve() in seen:
+            raise MergeError(f"{path}: is given twice; each shard should be given once")
+        seen[path.resolve()] = path
+    runs = []
+    for path in paths:
+        run = read_run(path)
+        if run.state == "being written":
+            raise MergeError(f"{run.progress}; merge it when its sweep has ended")
+        if not run.settings.shard or not run.settings.whole:
+            raise MergeError(f"{path}: is no shard; merge joins runs that were made with sweep --shard i/n")
+        runs.append(run)
+    return runs
+
+
+def _one_plan(runs: Sequence[Run]) -> str:
+    """The hash of the plan that all runs are shards of, every shard once."""
+    first = runs[0]
+    count = shard_of(first.settings.shard).count
+    by_index: dict[int, Run] = {}
+    for run in runs:
+        shard = shard_of(run.settings.shard)
+        if shard.count != count:
+            raise MergeError(
+                f"{run.path}: is shard {shard}, but {first.path} is shard {first.settings.shard}; shards of one plan have "
+                "the same number behind the stroke"
+            )
+        if run.settings.whole != first.settings.whole:
+            raise MergeError(
+                f"{run.path}: is a shard of another plan than {first.path}; all shards should be made with the same "
+                "selection, seed, trees and version of mla-oracle"
+            )
+        for name in _SAME_SETTINGS:
+            ours, theirs = getattr(run.settings, name), getattr(first.settings, name)
+            if ours != theirs:
+                raise MergeError(f"{run.path}: was made with {name} {ours}, but {first.path} with {theirs}")
+        if shard.index in by_index:
+            raise MergeError(
+                f"{run.path}: is shard {shard}, and so is {by_index[shard.index].path}; each shard is given once"
+            )
+        by_index[shard.index] = run
+    missing = [f"{index}/{count}" for index in range(1, count + 1) if index not in by_index]
+    if missing:
+        raise MergeError(f"shard {', '.join(missing)} is missing: a merge needs every shard of the plan")
+    return first.settings.whole
+
+
+def _joined_plan(runs: Sequence[Run], whole: str) -> list[Task]:
+    """All tasks in the order of the whole plan."""
+    owners: dict[Key, Run] = {}
+    for run in runs:
+        for task in run.plan:
+            other = owners.setdefault(task.key, run)
+            if other is not run:
+                raise MergeError(
+                    f"{run.path}: holds {_named(task)}, and so does {other.path}; shards of one plan share no task when "
+                    "all are made with the same --balance run"
+                )
+    tasks = [task for run in runs for task in run.plan]
+    if whole_of(tasks) != whole:
+        raise MergeError(
+            f"{runs[0].path}: with the other shards it holds {len(tasks)} tasks, which are not the whole plan; all shards "
+            "should be made with the same --balance run, or none"
+        )
+    return [msgspec.structs.replace(task, place=0) for task in sorted(tasks, key=lambda task: task.place)]
+
+
+def _named(task: Task) -> str:
+    law = f", law {task.law}" if task.law else ""
+    return f"{task.case} on {task.impl} ({task.on}){law}"
+
+
+def _check_complete(run: Run, allow_open: bool) -> None:
+    open_tasks = run.open_tasks
+    if allow_open or not (open_tasks or run.retries):
+        return
+    what = (
+        f"{len(open_tasks)} of {len(run.plan)} tasks have no record, such as {_named(open_tasks[0])}"
+        if open_tasks
+        else f"{len(run.retries)} tasks are still to be asked once more, such as {_named(run.retries[0])}"
+    )
+    raise MergeError(
+        f"{run.path}: {what}; finish it with mla-oracle sweep --resume {shlex.quote(str(run.path))}, or take it as it is "
+        "with --allow-open"
+    )
+
+
+def _check_alike(runs: Sequence[Run], name: str) -> None:
+    """Raise when the records of one execution do not agree in a field of the environment, or in their code."""
+    first: dict[tuple[str, ...], tuple[str, Run]] = {}
+    for run in runs:
+        for record in run.records.values():
+            for group, value in _said(record, name):
+                known, where = first.setdefault(group, (value, run))
+                if value != known:
+                    what = f"{name} on {record.on}" if name != "source" else f"the source of {' on '.join(group)}"
+                    raise MergeError(
+                        f"mixed environments: {what} is {known!r} in {where.path}, but {value!r} in {run.path}; shards should "
+                        f"be answered alike, or be joined with --allow-mixed {name}"
+                    )
+
+
+def _said(record: Record, name: str) -> Iterator[tuple[tuple[str, ...], str]]:
+    if name == "source":
+        if record.source:
+            yield (record.op, record.impl, record.on), record.source
+        return
+    value = str(getattr(record.environment, name))
+    # Where a tree lies is another thing on every machine, and changes nothing.
+    yield (record.on,), re.sub(r" in /.*", "", value) if name in ("vllm", "aiter") else value
+
+
+def _copy(run: Run, out: Path) -> None:
+    """The newest record of every task, and the capsules that these name."""
+    file = RecordFile(out / "records" / f"0000-shard-{run.settings.shard.replace('/', 'of')}.jsonl")
+    try:
+        for record in run.records.values():
+            file.record(record)
+            if record.capsule and (run.path / record.capsule).is_file():
+                shutil.copyfile(run.path / record.capsule, out / record.capsule)
+    finally:
+        file.close()

@@ -1,0 +1,43 @@
+"""May this file be written, and does a reader ever see half of it?
+
+An output is written beside its place and renamed. A run of the gate overwrites what an earlier one wrote there, as a job
+that runs again does; a file that the gate did not write is never touched.
+"""
+
+import os
+from pathlib import Path
+
+# Stands near the beginning of every file that the gate writes.
+MARK = b"mla-oracle gate"
+_LOOKED_AT = 4096
+
+
+class OutputError(ValueError):
+    """A place where an output cannot go; the message says what would be right."""
+
+
+def claim(option: str, path: Path) -> Path:
+    """The path, if an output may be written there; raises `OutputError` otherwise, and writes nothing itself."""
+    if path.is_dir() or not path.resolve().parent.is_dir():
+        raise OutputError(f"{option} {path}: should name a file in a directory that exists")
+    if path.exists():
+        if not path.is_file():
+            raise OutputError(f"{option} {path}: is no regular file; it should be a new file")
+        with path.open("rb") as file:
+            head = file.read(_LOOKED_AT)
+        if head and MARK not in head:
+            raise OutputError(
+                f"{option} {path}: exists, and mla-oracle gate did not write it; it should be a new file or an earlier output"
+            )
+    return path
+
+
+def write(path: Path, text: str) -> None:
+    """Put the text in its place at once."""
+    place = path.resolve()
+    draft = place.with_name(f".{place.name[:100]}.{os.getpid()}.part")
+    try:
+        draft.write_bytes(text.encode("utf-8", errors="backslashreplace"))
+        draft.replace(place)
+    finally:
+        draft.unlink(missing_ok=True)
