@@ -77,17 +77,21 @@ class DecodeCase(Case):
 
 CASE = DecodeCase
 
+PROBES = ("needle", "uniform_exact", "onehot_exact", "integer_exact", "single", "repeated")
+"""Values whose answer is known exactly, or all but exactly, where there is a token to see."""
+
 AXES: Mapping[str, tuple[Axis, ...]] = {
-    "heads": (1, 2, 8, 12, 16, 17, 32, 48, 96, 128),
+    "heads": (1, 2, 4, 6, 8, 12, 16, 17, 24, 32, 40, 48, 64, 80, 96, 112, 128),
     "requests": (1, 2, 3),
-    "qlen": (1, 2, 3, 4, 8),
+    "qlen": (1, 2, 3, 4, 5, 6, 7, 8),
     "mode": ("causal", "whole", "round_robin"),
-    "world": (1, 2, 8),
-    "shard": ("first", "last"),
-    "kv_len": (1, 7, 16, 33, 65, 130),
+    "world": (1, 2, 4, 8),
+    "shard": ("first", "middle", "last"),
+    # What the array leaves open is filled with an axis's first value: one that shows something.
+    "kv_len": (33, 0, 1, 2, 7, 16, 65, 130),
     "lengths": ("full", "ragged", "edges"),
     "padding": ("none", "empty", "dummy"),
-    "page": (1, 16, 64, 128, 256),
+    "page": (16, 1, 64, 128, 256),
     "slots": ("scattered", "consecutive", "shared"),
     "pages": ("adjacent", "padded"),
     "latent_lanes": (64, 48, 512),
@@ -144,6 +148,21 @@ REGRESSIONS: tuple[str, ...] = (
     _BASE.varied(heads=32, requests=2, qlen=1, kv_len=65, cache_dtype="float8_e4m3fn", quantised_query=True).id,
     # Head counts that are padded or folded in yet another way.
     *(_BASE.varied(heads=n, requests=1, kv_len=17, splits=1).id for n in (4, 6, 24, 40, 80, 112)),
+    # Probes that the covering array asks only of requests or shards without a token.
+    _BASE.varied(heads=64, requests=1, kv_len=33, values="onehot_exact").id,
+    _BASE.varied(heads=128, requests=1, kv_len=7, values="single").id,
+    # Heads and query tokens for which tables of kernels have entries of their own, and such as lie between them.
+    *(
+        _BASE.varied(heads=n, qlen=s, requests=1, kv_len=17, values="wide", cache_dtype="float8_e4m3fn", quantised_query=True).id
+        for n, s in ((16, 4), (32, 1), (32, 3), (32, 4), (64, 1), (64, 4), (96, 4), (128, 1), (128, 4), (8, 4))
+    ),
+    *(
+        _BASE.varied(heads=n, qlen=s, requests=1, kv_len=17, values="wide").id
+        for n, s in ((8, 2), (12, 5), (64, 4), (80, 5), (112, 7), (128, 4))
+    ),
+    # More parts than a merge may have been written for, of which a later one has the largest score.
+    _BASE.varied(requests=1, qlen=1, heads=2, kv_len=560, splits=64).id,
+    _BASE.varied(requests=1, qlen=1, heads=16, kv_len=560, splits=64, values="wide", output="float32").id,
     # Blocks whose length is no power of two, with distinct rows.
     *(_BASE.varied(qlen=n, requests=1, values="wide", kv_len=17).id for n in (3, 5, 7)),
     # 257 copies of a token: their number is none of bf16's, so a denominator in bf16 moves every answer by a step.
@@ -182,19 +201,29 @@ def forbid(case: Case) -> list[str]:
         reasons.append(f"reach={case.reach} needs three rows")
     if case.reach == "far_out" and case.output == "float32":
         reasons.append("reach=far_out needs an output of two bytes, or its address space is out of proportion")
+    if case.values in PROBES and case.kv_len <= case.rank:
+        reasons.append(f"values={case.values} needs a token on the shard, or there is no answer to know")
     if case.reach == "far_cache" and (case.kv_len == 0 or case.kv_len > 512):
         reasons.append("reach=far_cache needs 1 to 512 tokens, or its pages are not far apart")
     return reasons
 
 
 def heavy(case: Case) -> bool:
-    """Whether two CPU cores need more than about a second for it: tiles of 16 heads, 32 keys and 128 lanes."""
+    """Whether two CPU cores need more than a few seconds for it: tiles of 16 heads, 32 keys and 128 lanes.
+
+    Eight rows of 128 heads are not too much where they see few tokens, nor are 64 parts of one row.
+    """
     assert isinstance(case, DecodeCase)
     rows = case.requests * case.qlen
-    tiles = -(-case.kv_len // 32)
+    # Dummies are attended like others.
+    attended = rows + (2 * case.qlen if case.padding == "dummy" else 0)
+    tiles = max(1, -(-case.kv_len // 32))
     parts = case.splits if case.splits < tiles else tiles
     wide = 3 if case.latent_lanes > 128 else 1
-    return rows * -(-case.heads // 16) * (tiles + parts) * wide > 80 or rows * case.heads * case.splits > 2500
+    if attended * -(-case.heads // 16) * (tiles + parts) * wide > 128:
+        return True
+    # Some merge every part that a call allows, for every head of its own, whether a row has it or not.
+    return rows * case.heads * case.splits > 12288
 
 
 def build(case: Case) -> DecodeInputs:

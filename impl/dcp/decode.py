@@ -39,6 +39,8 @@ def _triton_reasons(case: Case, execution: Execution) -> list[str]:
 def _vllm_reasons(case: Case, execution: Execution) -> list[str]:
     assert isinstance(case, DecodeCase)
     reasons = [*without_triton(), *_missing(settings.vllm_path())]
+    if case.cache_dtype == "float8_e4m3fnuz" and execution == "cuda":
+        reasons.append("cache_dtype=float8_e4m3fnuz: Triton has no FNUZ types on NVIDIA devices")
     if case.ranks == "processes":
         reasons.append("ranks=processes: vLLM's groups exist only in a server")
     if case.mode != "all_to_all" and case.world & (case.world - 1):
@@ -84,7 +86,7 @@ def _vllm_precision(case: Case, execution: Execution) -> Precision:
 
 def _key(case: Case) -> str:
     assert isinstance(case, DecodeCase)
-    return f"{case.latent_lanes} {case.rope_lanes} {case.cache_dtype} {case.page} {case.world} {case.mode}"
+    return f"{case.latent_lanes} {case.rope_lanes} {case.cache_dtype} {case.page} {case.world} {case.mode} {case.reach}"
 
 
 _SHARED = ("decode_call.py", "combine_call.py", "collectives.py", "ranks.py")

@@ -35,13 +35,15 @@ class Shard:
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """What all ranks agree on: by which modules they attend and merge, the block's length and the rest of the call."""
+    """What all ranks agree on: by which modules they attend and merge, the block's length, how many requests count, and
+    the rest of the call."""
 
     attend: str
     steps: str
     world: int
     mode: Mode
     qlen: int
+    live: int
     latent: int
     scale: float
 
@@ -49,7 +51,7 @@ class Plan:
 def run(attend: str, steps: str, inputs: Inputs) -> Outputs:
     """The decode, attended by `run` of one module and merged with the steps of another; a module is given by its name."""
     refuse_malformed(inputs)
-    plan = Plan(attend, steps, inputs.world, inputs.mode, inputs.qlen, inputs.latent, inputs.scale)
+    plan = Plan(attend, steps, inputs.world, inputs.mode, inputs.qlen, inputs.live, inputs.latent, inputs.scale)
     held = shards(inputs)
     if inputs.ranks == "processes":
         calls = [ranks.Call(__name__, "run_rank", (plan, shard, rank)) for rank, shard in enumerate(held)]
@@ -94,14 +96,19 @@ def program(plan: Plan, shard: Shard, rank: int) -> Rank[Answer]:
     part = attend(call)
     if part.lse is None:
         raise ValueError(f"{plan.attend} returned no log-sum-exp: should return one, or ranks cannot be merged")
-    starts = torch.arange(shard.lengths.shape[0] + 1, dtype=torch.int32, device=query.device) * plan.qlen
-    mine = combine_call.Shard(part.out, part.lse, call.kv_indptr.diff(), starts)
+    mine = combine_call.Shard(part.out, part.lse, call.kv_indptr.diff(), starts(plan, shard))
     out, lse, _ = yield from combine_call.program(steps, mine, rank, plan.world, plan.mode, "natural")
     own = shard.query.shape[1]
     if out.shape[1] > own:
         # After a sum that all ranks have, a rank goes on with its own heads.
         out, lse = (held[:, rank * own : (rank + 1) * own] for held in (out, lse))
     return out, lse
+
+
+def starts(plan: Plan, shard: Shard) -> torch.Tensor:
+    """Where the rows of every request start, and end: requests that do not count have none, so a merge leaves them out."""
+    number = torch.arange(shard.lengths.shape[0] + 1, dtype=torch.int32, device=shard.lengths.device)
+    return number.clamp(max=plan.live) * plan.qlen
 
 
 def all_heads(gathered: torch.Tensor) -> torch.Tensor:
@@ -131,7 +138,7 @@ def local_call(plan: Plan, shard: Shard, query: torch.Tensor, rank: int) -> Deco
         cache_scale=shard.cache_scale,
         out=torch.empty((rows, heads, plan.latent), dtype=torch.bfloat16, device=query.device),
         splits=_SPLITS,
-        live=shard.lengths.shape[0],
+        live=plan.live,
         global_indptr=_offsets(shard.lengths),
         world=plan.world,
         rank=rank,

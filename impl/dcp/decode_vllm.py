@@ -17,15 +17,15 @@ from impl.dense_mla import decode_vllm
 def run(inputs: Inputs) -> Outputs:
     """What vLLM's functions return on every rank; it raises what they raise."""
     world, _, own, _ = inputs.query.shape
-    plan = decode_call.Plan("", "", world, inputs.mode, inputs.qlen, inputs.latent, inputs.scale)
+    plan = decode_call.Plan("", "", world, inputs.mode, inputs.qlen, inputs.live, inputs.latent, inputs.scale)
     query = decode_call.all_heads(inputs.query)
-    calls = [decode_call.local_call(plan, shard, query, rank) for rank, shard in enumerate(decode_call.shards(inputs))]
+    shards = decode_call.shards(inputs)
+    calls = [decode_call.local_call(plan, shard, query, rank) for rank, shard in enumerate(shards)]
     parts = [decode_vllm.run(call) for call in calls]
     lses = [part.lse for part in parts if part.lse is not None]
     outs = torch.stack([part.out for part in parts])
     if world == 1:
         return Outputs(outs, torch.stack(lses))
-    requests = inputs.lengths.shape[0]
     merged = combine_vllm.run(
         combine.Inputs(
             outs=outs,
@@ -33,7 +33,7 @@ def run(inputs: Inputs) -> Outputs:
             mode=inputs.mode,
             base="natural",
             local_lengths=torch.stack([call.kv_indptr.diff() for call in calls]),
-            query_start=torch.arange(requests + 1, dtype=torch.int32, device=outs.device) * inputs.qlen,
+            query_start=decode_call.starts(plan, shards[0]),
         )
     )
     out, lse = merged.out, merged.lse

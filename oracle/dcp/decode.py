@@ -7,7 +7,7 @@ lie. With c_p the token at position p and ks the scale of the cache (1 for bf16)
     o   = ks sum_(p < J) exp(s_p) c_p[0:R] / Z,   lse = ln Z;   o = 0 and lse = -inf for J = 0
 
 as one rank would answer that held the whole cache. Nothing else matters: not the number of ranks, nor what stands where
-no request has a token.
+no request has a token. Nothing is asked of the rows of requests that do not count.
 
 Source: decode context parallelism of vLLM's ROCm MLA backend, its causal verification of drafted blocks included.
 
@@ -27,8 +27,9 @@ from typing import NamedTuple
 import torch
 
 from cases.dcp.decode import Inputs, Outputs
+from cases.dense_mla.decode_call import QUANTISED
 from cases.precision import Precision
-from oracle.check import Check, bounded, half_ulp
+from oracle.check import Check, bounded, half_ulp, wrong_form
 from oracle.dcp import combine_budget
 from oracle.dcp.decode_call import tokens
 from oracle.dcp.decode_faults import HONEST, MUTANTS
@@ -51,9 +52,10 @@ def check_call(inputs: Inputs) -> None:
             f"shape of query={list(query.shape)}: should be [world, rows, heads, lanes] with a rank or more"
         )
     world, rows, _, lanes = query.shape
-    if query.dtype != torch.bfloat16 or caches.dtype not in (torch.bfloat16, torch.float8_e4m3fn):
+    if query.dtype != torch.bfloat16 or caches.dtype not in (torch.bfloat16, *QUANTISED):
         raise TypeError(
-            f"query={query.dtype} and caches={caches.dtype}: should be bfloat16, and bfloat16 or float8_e4m3fn"
+            f"query={query.dtype} and caches={caches.dtype}: should be bfloat16, and bfloat16, float8_e4m3fn or "
+            "float8_e4m3fnuz"
         )
     if caches.dim() != 4 or caches.shape[0] != world or caches.shape[3] != lanes:
         raise ValueError(f"shape of caches={list(caches.shape)}: should be [{world}, blocks, page, {lanes}]")
@@ -63,6 +65,8 @@ def check_call(inputs: Inputs) -> None:
         raise ValueError(f"shape of table={list(inputs.table.shape)}: should be [{inputs.lengths.shape[0]}, width]")
     if not 1 <= inputs.latent <= lanes:
         raise ValueError(f"latent={inputs.latent}: should be 1 to {lanes}")
+    if not 0 <= inputs.live <= inputs.lengths.shape[0]:
+        raise ValueError(f"live={inputs.live}: should be 0 to {inputs.lengths.shape[0]}, the requests")
     longest = max([0, *inputs.lengths.tolist()])
     room = inputs.table.shape[1] * caches.shape[2] * world
     if longest > room:
@@ -79,7 +83,7 @@ class _Row(NamedTuple):
 
 def _rows(inputs: Inputs, dtype: torch.dtype) -> Iterator[_Row]:
     gathered = inputs.query.movedim(0, 1).flatten(1, 2).to(dtype)
-    for b, length in enumerate(inputs.lengths.tolist()):
+    for b, length in enumerate(inputs.lengths[: inputs.live].tolist()):
         held = tokens(inputs, b, dtype)
         for t in range(inputs.qlen):
             number = b * inputs.qlen + t
@@ -161,13 +165,24 @@ def budget(inputs: Inputs, precision: Precision) -> tuple[Outputs, Outputs]:
 
 
 def judge(inputs: Inputs, outputs: Outputs, precision: Precision) -> tuple[Check, ...]:
-    """The answers and log-sum-exps of all ranks."""
+    """The answers and log-sum-exps of all ranks, in the rows of requests that count."""
     if not isinstance(outputs, Outputs):
         raise TypeError(f"outputs are {type(outputs).__name__}: should be Outputs")
     truth, allowed = budget(inputs, precision)
     assert truth.lse is not None and allowed.lse is not None
+    forms = (
+        wrong_form("out", outputs.out, torch.empty(truth.out.shape, dtype=torch.bfloat16, device="meta")),
+        wrong_form("lse", outputs.lse, torch.empty(truth.lse.shape, dtype=torch.float32, device="meta")),
+    )
+    wrong = tuple(form for form in forms if form is not None)
+    if wrong:
+        return wrong
+    assert outputs.lse is not None
+    count = slice(0, inputs.live * inputs.qlen)
     return (
-        bounded("out", outputs.out, truth.out, allowed.out, dtype=torch.bfloat16, rounding=torch.bfloat16),
-        bounded("lse", outputs.lse, truth.lse, allowed.lse, dtype=torch.float32, rounding=torch.float32,
+        bounded("out", outputs.out[:, count], truth.out[:, count], allowed.out[:, count],
+                dtype=torch.bfloat16, rounding=torch.bfloat16),
+        bounded("lse", outputs.lse[:, count], truth.lse[:, count], allowed.lse[:, count],
+                dtype=torch.float32, rounding=torch.float32,
                 why="natural-log sum of the exponentials over all ranks' tokens, outside its budget"),
     )  # fmt: skip

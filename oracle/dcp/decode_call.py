@@ -3,7 +3,8 @@
 import torch
 
 from cases.dcp.decode import Inputs
-from oracle.formats import numbers
+from cases.dense_mla.decode_call import QUANTISED
+from oracle.dense_mla.decode_call import numbers_of
 
 
 def tokens(inputs: Inputs, request: int, dtype: torch.dtype) -> torch.Tensor:
@@ -25,6 +26,5 @@ def tokens(inputs: Inputs, request: int, dtype: torch.dtype) -> torch.Tensor:
 
 def real(inputs: Inputs, stored: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """Stored rows as real numbers; the codes of fp8 are decoded by table and scaled."""
-    if stored.dtype == torch.bfloat16:
-        return stored.to(dtype)
-    return numbers.decode(stored.view(torch.uint8), "float8_e4m3fn", dtype) * inputs.cache_scale.to(dtype)
+    scale = inputs.cache_scale.to(dtype) if stored.dtype in QUANTISED else 1.0
+    return numbers_of(stored, dtype) * scale

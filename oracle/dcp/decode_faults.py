@@ -14,6 +14,8 @@ import torch
 
 from cases.dcp import combine
 from cases.dcp.decode import Inputs, Outputs
+from cases.dense_mla.decode_call import QUANTISED
+from cases.memory import is_vast
 from cases.precision import Precision
 from oracle.dcp import combine_faults
 from oracle.dcp.decode_call import real
@@ -21,6 +23,8 @@ from oracle.formats.numbers import round_to_bfloat16
 from oracle.laws import Honest, Mutant
 
 _FEWEST_HEADS = 16
+_LIMIT = 1 << 31
+_OTHER = {torch.float8_e4m3fn: torch.float8_e4m3fnuz, torch.float8_e4m3fnuz: torch.float8_e4m3fn}
 # What stands in memory that nobody wrote.
 _UNWRITTEN = 3.0
 
@@ -36,6 +40,18 @@ class Way:
     def has(self, *faults: str) -> bool:
         """Whether one of the faults is committed."""
         return any(fault in self.faults for fault in faults)
+
+
+def _padded(inputs: Inputs) -> int:
+    """How many requests do not count."""
+    return inputs.lengths.shape[0] - inputs.live
+
+
+def _asked(inputs: Inputs, b: int, way: Way) -> int:
+    """The request whose tokens a request is shown."""
+    if way.has("last-request-answered-from-the-padding") and b == inputs.live - 1:
+        return b + 1
+    return b
 
 
 def _place(inputs: Inputs, rank: int, way: Way) -> int:
@@ -98,7 +114,14 @@ def _local(inputs: Inputs, rank: int, b: int, count: int, way: Way) -> torch.Ten
     if way.has("place-in-the-page-of-the-position"):
         offset = (number * inputs.world + rank) % page
     cache = inputs.caches[0 if way.has("cache-of-the-first-rank") else rank]
-    return real(inputs, cache[block, offset], torch.float32)
+    stored = cache[block, offset]
+    if stored.dtype in QUANTISED and way.has("cache-in-the-other-encoding"):
+        stored = stored.view(_OTHER[stored.dtype])
+    keys = real(inputs, stored, torch.float32)
+    if way.has("block-offset-in-32-bits"):
+        far = block * cache.stride(0) + offset * cache.stride(1) >= _LIMIT
+        keys = keys.masked_fill(far[:, None], math.nan)
+    return keys
 
 
 def _partial(query: torch.Tensor, keys: torch.Tensor, inputs: Inputs, way: Way) -> tuple[torch.Tensor, torch.Tensor]:
@@ -162,10 +185,11 @@ def compute(inputs: Inputs, way: Way) -> Outputs:
         place = _place(inputs, rank, way)
         for b, length in enumerate(lengths):
             counts[rank, b] = _held(length, place, inputs, way)
-            for t in range(inputs.qlen):
+            shown = _asked(inputs, b, way)
+            for t in range(inputs.qlen if b < inputs.live else 0):
                 row = b * inputs.qlen + t
-                limit = max(0, _limit(length, t, place, inputs, way))
-                keys = _local(inputs, rank, b, limit, way)
+                limit = max(0, _limit(lengths[shown], t, place, inputs, way))
+                keys = _local(inputs, rank, shown, limit, way)
                 if way.has("block-on-every-rank") and length >= inputs.qlen:
                     keys = torch.cat([keys, _block(inputs, b, length, t, rank)])
                 outs[rank, row], lses[rank, row] = _partial(query[row], keys, inputs, way)
@@ -177,10 +201,14 @@ def compute(inputs: Inputs, way: Way) -> Outputs:
                     rest = _local(inputs, rank, b, -(-limit // page) * page, way)[limit:, : inputs.latent]
                     outs[rank, row] += (0.0 * rest).sum(0)
     whole = way.has("lengths-of-all-ranks")
+    counted = inputs.live - way.has("last-request-taken-for-padding")
+    starts = torch.arange(requests + 1, dtype=torch.int32).clamp(max=counted) * inputs.qlen
+    if way.has("padding-in-front"):
+        starts = (torch.arange(requests + 1, dtype=torch.int32) - _padded(inputs)).clamp(min=0) * inputs.qlen
     call = combine.Inputs(
         outs=round_to_bfloat16(outs), lses=lses, mode=inputs.mode, base="natural",
         local_lengths=counts if not whole else counts.sum(0, keepdim=True).expand_as(counts).contiguous(),
-        query_start=torch.arange(requests + 1, dtype=torch.int32) * inputs.qlen,
+        query_start=starts,
     )  # fmt: skip
     if way.has("not-merged"):
         merged = combine.Outputs(combine_faults.shared_heads(call.outs), combine_faults.shared_heads(lses))
@@ -225,6 +253,14 @@ def _codes(inputs: Inputs) -> bool:
     return inputs.caches.dtype != torch.bfloat16
 
 
+def _far(inputs: Inputs) -> bool:
+    return is_vast(inputs.caches)
+
+
+def _has_padding(inputs: Inputs) -> bool:
+    return _padded(inputs) > 0 and inputs.live > 0
+
+
 MUTANTS: tuple[Mutant, ...] = (
     _mutant("place-of-the-next-rank", "a rank took itself for the next one", _shards),
     _mutant("places-in-reverse", "positions were dealt from the last rank on", _shards),
@@ -254,6 +290,14 @@ MUTANTS: tuple[Mutant, ...] = (
     _mutant("cache-scale-left-out-of-scores", "scores were of stored numbers", _codes),
     _mutant("cache-scale-left-out-of-values", "values were stored numbers", _codes),
     _mutant("cache-scale-twice", "values were scaled twice", _codes),
+    _mutant("cache-in-the-other-encoding", "caches were decoded in the other e4m3 encoding", _codes),
+    _mutant("block-offset-in-32-bits", "a token's offset had 32 bits, and what lies there were NaN", _far),
+    _mutant("last-request-answered-from-the-padding", "the last request that counts saw the tokens of the one behind it",
+            _has_padding),
+    _mutant("last-request-taken-for-padding", "the last request that counts were one that fills a graph",
+            lambda inputs: _has_padding(inputs) and _shards(inputs)),
+    _mutant("padding-in-front", "the lengths of requests that fill a graph came before those that count",
+            lambda inputs: _has_padding(inputs) and _shards(inputs)),
     _mutant("log-sum-exp-to-base-2", "ranks handed over logarithms to base 2", _shards),
     _mutant("log-sum-exp-without-the-maximum", "ranks handed over sums relative to their own maximum"),
     _mutant("log-sum-exp-is-the-maximum", "ranks handed over their maximum"),

@@ -5,6 +5,8 @@ call must give.
 """
 
 import dataclasses
+from collections.abc import Callable
+from typing import Literal
 
 import torch
 
@@ -13,8 +15,20 @@ from cases.memory import guarded_copy
 from oracle.laws import Law
 
 
+def _live(inputs: Inputs) -> Inputs:
+    """The call without the requests that do not count."""
+    if inputs.live == inputs.lengths.shape[0]:
+        return inputs
+    return dataclasses.replace(
+        inputs, query=guarded_copy(inputs.query[:, : inputs.live * inputs.qlen]),
+        table=guarded_copy(inputs.table[: inputs.live]), lengths=guarded_copy(inputs.lengths[: inputs.live]),
+    )  # fmt: skip
+
+
 def _same(first: Outputs, inputs: Inputs, edited: Inputs) -> Outputs:
-    return first
+    """The rows of the requests that count."""
+    count = slice(0, inputs.live * inputs.qlen)
+    return Outputs(first.out[:, count], None if first.lse is None else first.lse[:, count])
 
 
 def _free_order(inputs: Inputs) -> bool:
@@ -103,7 +117,7 @@ def _row_by_row(inputs: Inputs) -> Inputs | None:
         return None
     lengths = inputs.lengths[:, None] - inputs.qlen + 1 + torch.arange(inputs.qlen, dtype=torch.int32)
     return dataclasses.replace(
-        inputs, qlen=1, lengths=guarded_copy(lengths.clamp(min=0).flatten()),
+        inputs, qlen=1, lengths=guarded_copy(lengths.clamp(min=0).flatten()), live=inputs.live * inputs.qlen,
         table=guarded_copy(inputs.table.repeat_interleave(inputs.qlen, 0)),
     )  # fmt: skip
 
@@ -114,14 +128,36 @@ def _in_one_process(inputs: Inputs) -> Inputs | None:
     return dataclasses.replace(inputs, ranks="one_process")
 
 
+def _padding_dropped(inputs: Inputs) -> Inputs | None:
+    return None if inputs.live == inputs.lengths.shape[0] or _free_order(inputs) else _live(inputs)
+
+
+def _law(
+    name: str, claim: str, edit: Callable[[Inputs], Inputs | None],
+    expect: Callable[[Outputs, Inputs, Inputs], Outputs] = _same, measure: Literal["bitwise", "budget"] = "bitwise",
+) -> Law:  # fmt: skip
+    """A law of the requests that count.
+
+    The others are left out of the edited call, which then has another shape: a bitwise law speaks of calls without them
+    only, and D9 of the others.
+    """
+
+    def edited(inputs: Inputs) -> Inputs | None:
+        return edit(_live(inputs)) if measure == "budget" or inputs.live == inputs.lengths.shape[0] else None
+
+    return Law(name, claim, edited, expect, measure)
+
+
 LAWS: tuple[Law, ...] = (
-    Law("D1 blocks reversed", "where a block lies does not matter", _blocks_reversed, _same, "bitwise"),
-    Law("D2 table narrowed", "what stands behind a request's last block is not used", _table_narrowed, _same, "bitwise"),
-    Law("D3 rest littered", "what no request has is not used", _rest_littered, _same, "bitwise"),
-    Law("D4 requests reversed", "requests do not see each other", _requests_reversed, _turned, "bitwise"),
-    Law("D5 one rank", "one rank that holds everything answers the same", _one_rank, _same, "budget"),
-    Law("D6 half the ranks", "half as many ranks answer the same", _half_the_ranks, _same, "budget"),
-    Law("D7 row by row", "a row sees as much alone as in its block", _row_by_row, _same, "budget"),
-    Law("D8 ranks in one process", "where nobody chooses an order, real ranks answer as one process does",
-        _in_one_process, _same, "bitwise"),
+    _law("D1 blocks reversed", "where a block lies does not matter", _blocks_reversed),
+    _law("D2 table narrowed", "what stands behind a request's last block is not used", _table_narrowed),
+    _law("D3 rest littered", "what no request has is not used", _rest_littered),
+    _law("D4 requests reversed", "requests do not see each other", _requests_reversed, _turned),
+    _law("D5 one rank", "one rank that holds everything answers the same", _one_rank, measure="budget"),
+    _law("D6 half the ranks", "half as many ranks answer the same", _half_the_ranks, measure="budget"),
+    _law("D7 row by row", "a row sees as much alone as in its block", _row_by_row, measure="budget"),
+    _law("D8 ranks in one process", "where nobody chooses an order, real ranks answer as one process does",
+         _in_one_process),
+    Law("D9 padding", "requests that do not count change nothing for the others", _padding_dropped, _same, "bitwise",
+        reshapes=True),
 )  # fmt: skip

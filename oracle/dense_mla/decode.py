@@ -11,8 +11,8 @@ With R the lanes of the answer, qs and ks the scales of query and cache (1 for b
     s_j = sm qs ks <q, c_j>,   Z = sum_(j < J) exp(s_j)
     o   = ks sum_(j < J) exp(s_j) c_j[0:R] / Z,   lse = ln Z;   o = 0 and lse = -inf for J = 0
 
-Tokens that a row does not see do not matter, whatever stands there. Where a row sees a number that is not finite, and in
-the rows of requests that do not count, nothing is asked.
+Tokens that a row does not see do not matter, whatever stands there. Where a row sees a number that is not finite, of a head
+whose query has one, as padding has that nobody wrote, and in the rows of requests that do not count, nothing is asked.
 
 Source: absorbed MLA decode of vLLM's ROCm backend over AITER's kernels (`mla_decode_fwd`, its round-robin variant for
 decode context parallelism, and the Triton kernels behind them). The budget is that of `oracle.sparse_mla.softmax_budget`.
@@ -65,14 +65,15 @@ def reference(inputs: DecodeInputs, dtype: torch.dtype = torch.float32) -> Decod
 
 
 def budget(inputs: DecodeInputs, precision: Precision) -> tuple[DecodeOutputs, Budget, torch.Tensor]:
-    """The answer in float64, the budget of an implementation with these rounding points, and which rows are asked."""
+    """The answer in float64, the budget of an implementation with these rounding points, and which heads of which rows are
+    asked, [rows, heads]."""
     refuse_malformed(inputs)
     latent = inputs.out.shape[2]
     out = torch.zeros(inputs.out.shape, dtype=torch.float64, device=inputs.query.device)
     allowed, deviation = torch.zeros_like(out), torch.full_like(out, math.nan)
     lse = torch.full(inputs.query.shape[:2], -math.inf, dtype=torch.float64, device=out.device)
     lse_allowed, lean, tilt = (torch.zeros_like(lse) for _ in range(3))
-    asked = torch.zeros(inputs.query.shape[0], dtype=torch.bool, device=out.device)
+    asked = torch.zeros_like(lse, dtype=torch.bool)
     cache_scale = scale_of(inputs.cache, inputs.cache_scale)
     scale = inputs.scale * scale_of(inputs.query, inputs.query_scale)
     # A factor that is no power of two rounds, and so does a quotient in its place.
@@ -83,19 +84,22 @@ def budget(inputs: DecodeInputs, precision: Precision) -> tuple[DecodeOutputs, B
             seen = keys[: visible(inputs, row)]
             if not bool(torch.isfinite(seen).all()):
                 continue
-            asked[row] = True
+            query = numbers_of(inputs.query[row], torch.float64)
+            known = torch.isfinite(query).all(1)
+            asked[row] = known
             if not seen.shape[0]:
                 continue
             distinct, copies = torch.unique(seen, dim=0, return_counts=True)
             found = row_budget(
-                numbers_of(inputs.query[row], torch.float64), distinct, copies.double(), None, scale=scale,
-                precision=precision, output=rounding_of(inputs, precision), plain=latent,
+                query[known], distinct, copies.double(), None, scale=scale, precision=precision,
+                output=rounding_of(inputs, precision), plain=latent,
             )  # fmt: skip
-            out[row], allowed[row], deviation[row] = (
+            out[row, known], allowed[row, known], deviation[row, known] = (
                 lanes[:, :latent] for lanes in (found.out, found.allowed, found.deviation)
             )
             allowed[row] += scaled * out[row].abs()
-            lse[row], lse_allowed[row], lean[row], tilt[row] = found.lse, found.lse_allowed, found.lean, found.tilt
+            lse[row, known], lse_allowed[row, known] = found.lse, found.lse_allowed
+            lean[row, known], tilt[row, known] = found.lean, found.tilt
     return DecodeOutputs(out, lse), Budget(allowed, lse_allowed, deviation, lean, tilt), asked
 
 
@@ -115,22 +119,22 @@ def judge(inputs: DecodeInputs, outputs: DecodeOutputs, precision: Precision) ->
         return (form,)
     assert truth.lse is not None
     rounding = rounding_of(inputs, precision)
-    empty = asked & torch.isneginf(truth.lse).all(1)
+    empty = asked & torch.isneginf(truth.lse)
     got = outputs.out.to(truth.out.device)
-    full = got.masked_fill(~(asked & ~empty)[:, None, None], 0.0)
+    full = got.masked_fill(~(asked & ~empty)[..., None], 0.0)
     checks = [bounded("out", full, truth.out, allowed.out, dtype=inputs.out.dtype, rounding=rounding)]
     if got.numel():
         checks += statistics(full.double(), truth.out, allowed, rounding, truth.out.shape[2])
     if bool(empty.any()):
         zero = torch.zeros_like(truth.out)
         checks.append(
-            bounded("out of rows that see nothing", got.masked_fill(~empty[:, None, None], 0.0), zero, zero,
+            bounded("out of rows that see nothing", got.masked_fill(~empty[..., None], 0.0), zero, zero,
                     dtype=inputs.out.dtype, rounding=rounding, why="a row that sees nothing is 0")
         )  # fmt: skip
     if outputs.lse is not None:
         lse = outputs.lse.to(truth.lse.device)
         if lse.shape == truth.lse.shape:
-            lse = lse.masked_fill(~asked[:, None], -math.inf)
+            lse = lse.masked_fill(~asked, -math.inf)
         checks.append(
             bounded("lse", lse, truth.lse, allowed.lse, dtype=torch.float32, rounding=torch.float32,
                     why="natural-log sum of the exponentials, outside its budget")

@@ -283,6 +283,8 @@ def _one(inputs: DecodeInputs, row: int, way: Way) -> tuple[torch.Tensor, torch.
         page = inputs.cache.shape[1]
         rest = [int(slot) for slot in slots[-1:] for slot in range(slot + 1, (slot // page + 1) * page)]
         slots = torch.cat([slots, torch.tensor(rest[: -len(slots) % way.tile], dtype=torch.long)])
+    if way.has("tokens-beyond-512-lost"):
+        limit = min(limit, 512)
     keys = _keys(inputs, slots, way)
     factor, value_factor = _factors(inputs, way)
     if way.key == "bfloat16":
@@ -308,6 +310,8 @@ def _one(inputs: DecodeInputs, row: int, way: Way) -> tuple[torch.Tensor, torch.
             found[-1] = (torch.zeros_like(state.top), state.total, torch.full_like(state.values, math.nan))
     values, lse = _merged(found, way)
     values = values * value_factor
+    if way.has("empty-row-not-stored") and limit == 0:
+        values = torch.full_like(values, math.nan)
     if way.has("last-row-of-a-block-not-stored") and inputs.qlen > 1 and row % inputs.qlen == inputs.qlen - 1:
         values = torch.full_like(values, math.nan)
     return values, lse
@@ -361,6 +365,8 @@ def _merged(parts: list[_Part], way: Way) -> tuple[torch.Tensor, torch.Tensor]:
     written = sum(bool((part[1] > 0).any()) for part in parts)
     if way.has("last-part-lost"):
         parts = parts[:-1]
+    if way.has("parts-beyond-the-sixteenth-lost"):
+        parts = parts[:16]
     if way.has("last-part-twice"):
         parts = [*parts, parts[-1]]
     if way.has("unwritten-part-read") or (way.has("lone-part-merged-with-a-second") and written == 1):
@@ -514,7 +520,7 @@ def _has_rope(inputs: DecodeInputs) -> bool:
 # (block-taken-for-one-token-of-more-heads), vllm-project/vllm#50476 (few-heads-attend-the-future), sgl-project/sglang#14936
 # (only-the-first-head-tile), ROCm/aiter#4474 (cache-offset-in-32-bits), sgl-project/sglang#20389 (query-offset-in-32-bits),
 # vllm-project/vllm#37054 (query-scale-on-the-values, scales-applied-to-bf16), vllm-project/vllm#40705
-# (value-of-the-last-lanes), vllm-project/vllm#37442 (empty-row-divides-by-0), ROCm/triton#960
+# (value-of-the-last-lanes), vllm-project/vllm#37442 (empty-row-not-stored), ROCm/triton#960
 # (unmasked-tile-behind-the-limit).
 MUTANTS: tuple[Mutant, ...] = (
     _mutant("drop-first-token", "the first token of each request were dropped"),
@@ -576,6 +582,8 @@ MUTANTS: tuple[Mutant, ...] = (
     _mutant("part-boundary-token-twice", "every part repeated the last token of the one before", parts=4),
     _mutant("part-without-a-seen-token-is-nan", "a part of which a row sees nothing were divided by 0", parts=8, tile=4),
     _mutant("last-part-lost", "the merge left out the last part", parts=4),
+    _mutant("parts-beyond-the-sixteenth-lost", "the merge read 16 parts at most", parts=64),
+    _mutant("tokens-beyond-512-lost", "a row's list held 512 tokens at most"),
     _mutant("last-part-twice", "the merge read past the parts", parts=3),
     _mutant("unwritten-part-read", "the merge read one part more than was written"),
     _mutant("lone-part-merged-with-a-second", "a row of one part were merged with a second", parts=1),
@@ -585,6 +593,7 @@ MUTANTS: tuple[Mutant, ...] = (
     _mutant("partial-maximum-in-base-2", "partial maxima were in base 2 and merged in base e", parts=4),
     _mutant("parts-weighted-equally", "parts were merged without their maxima", parts=4),
     _mutant("empty-row-divides-by-0", "a row that sees nothing were divided by its sum"),
+    _mutant("empty-row-not-stored", "a row that sees nothing kept what the memory held"),
     _mutant("empty-row-reads-one-token", "a row that sees nothing saw slot 0"),
     _mutant("empty-row-log-sum-exp-is-infinite", "the log-sum-exp of a row that sees nothing were infinite"),
     _mutant("empty-row-log-sum-exp-is-0", "the log-sum-exp of a row that sees nothing were 0"),

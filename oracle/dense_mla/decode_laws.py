@@ -330,10 +330,17 @@ def _law(
     name: str, claim: str, edit: _Edit, expect: _Expect = _asked, measure: Literal["bitwise", "budget"] = "bitwise",
     view: Callable[[DecodeOutputs], DecodeOutputs] = lambda answer: answer, reshapes: bool = False,
 ) -> Law:  # fmt: skip
-    """A law of the requests that count."""
-    return Law(
-        name, claim, lambda inputs: edit(_live(inputs)) if inputs.live else None, expect, measure, view, reshapes
-    )
+    """A law of the requests that count.
+
+    Requests that do not count are left out of the edited call, which then has another shape: a bitwise law that does not
+    say so speaks of calls without such requests only, and J15 of the others.
+    """
+    shaped = measure == "budget" or reshapes
+
+    def edited(inputs: DecodeInputs) -> DecodeInputs | None:
+        return edit(_live(inputs)) if inputs.live and (shaped or inputs.live == inputs.requests) else None
+
+    return Law(name, claim, edited, expect, measure, view, reshapes)
 
 
 LAWS: tuple[Law, ...] = (
@@ -359,7 +366,7 @@ LAWS: tuple[Law, ...] = (
          measure="budget"),
     _law("J14 rows alike", "rows that see and ask the same get the same", _rows_of_a_block_alike, _first_row_for_all),
     Law("J15 padding", "requests that do not count change nothing for the others",
-        lambda inputs: _live(inputs) if inputs.live < inputs.requests else None, _asked, "bitwise"),
+        lambda inputs: _live(inputs) if inputs.live < inputs.requests else None, _asked, "bitwise", reshapes=True),
     _law("J16 a shard of one", "the only shard of a causal block is that block", _as_a_shard_of_one),
     _law("D1 strides", "strides, gaps and the order of dimensions in memory do not matter", _moved),
     _law("M29 same call twice", "the same call gives the same bits", _untouched),

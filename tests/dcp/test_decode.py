@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from cases.case import parse
 from cases.dcp import decode as ask
 from cases.dcp.decode import DecodeCase, Inputs, Outputs
+from cases.memory import is_vast
 from cases.precision import Precision
 from impl.dcp import decode_call
 from impl.dcp.decode import IMPLS
@@ -22,6 +23,7 @@ from impl.implementation import Impl
 from impl.sources import settings as sources
 from oracle.dcp import decode as right
 from oracle.dcp import decode_faults
+from oracle.dense_mla.decode_call import visible
 from reports.laws import identical
 
 OURS, TORCH, VLLM = IMPLS
@@ -68,6 +70,7 @@ def two_ranks(length: int, qlen: int) -> Inputs:
         scale=1.0,
         cache_scale=torch.ones(()),
         mode="all_to_all",
+        live=1,
     )
 
 
@@ -113,7 +116,7 @@ def by_hand(inputs: Inputs) -> tuple[torch.Tensor, torch.Tensor]:
     lse = torch.full((world, rows, own), -math.inf, dtype=torch.float64)
     factor = float(inputs.cache_scale) if inputs.caches.dtype != torch.bfloat16 else 1.0
     for rank in range(world):
-        for row in range(rows):
+        for row in range(inputs.live * inputs.qlen):
             b, t = divmod(row, inputs.qlen)
             seen = []
             for p in range(int(inputs.lengths[b]) - inputs.qlen + t + 1):
@@ -133,7 +136,16 @@ def by_hand(inputs: Inputs) -> tuple[torch.Tensor, torch.Tensor]:
     return out, lse
 
 
-@pytest.mark.parametrize("case", [case for case in SWEEP if case.kv_len <= 17 and case.qlen <= 4][:7], ids=str)
+SCALAR = [
+    *[case for case in SWEEP if case.kv_len <= 17 and case.qlen <= 4][:7],
+    *(
+        BASE.varied(cache_dtype=encoding, padding=padding, requests=1, kv_len=5, qlen=2, values="wide")
+        for encoding, padding in (("float8_e4m3fnuz", "dummy"), ("float8_e4m3fn", "empty"))
+    ),
+]
+
+
+@pytest.mark.parametrize("case", SCALAR, ids=str)
 def test_the_reference_agrees_with_scalars(case: DecodeCase) -> None:
     inputs = ask.build(case)
     out, lse = by_hand(inputs)
@@ -184,6 +196,58 @@ def test_every_mutant_is_seen_somewhere() -> None:
     assert not unseen
 
 
+def test_dummies_are_hostile_and_show_every_row_a_token_on_every_rank() -> None:
+    case = BASE.varied(padding="dummy", world=3, qlen=4, requests=1, page=4)
+    inputs = ask.build(case)
+    assert inputs.live == 1 and inputs.lengths.tolist() == [17, 12, 12]
+    assert bool(inputs.query[:, 4:].isnan().all()) and not bool(inputs.query[:, :4].isnan().any())
+    assert inputs.table[1:, 0].tolist() == [0, 0] and bool(inputs.caches[:, 0].isnan().all())
+    plan = decode_call.Plan("", "", 3, "all_to_all", 4, 1, 64, 1.0)
+    for rank, shard in enumerate(decode_call.shards(inputs)):
+        call = decode_call.local_call(plan, shard, decode_call.all_heads(inputs.query), rank)
+        assert [visible(call, row) > 0 for row in range(4, 12)] == [True] * 8
+        assert decode_call.starts(plan, shard).tolist() == [0, 4, 4, 4]
+
+
+@pytest.mark.parametrize("padding", ["empty", "dummy"])
+@pytest.mark.parametrize("impl", [OURS, TORCH], ids=lambda impl: impl.name)
+def test_requests_that_do_not_count_change_nothing_and_are_not_looked_at(impl: Impl, padding: Any) -> None:
+    for mode in MODES:
+        case = BASE.varied(mode=mode, values="ladder", qlen=2)
+        inputs = ask.build(case.varied(padding=padding))
+        answer, alone = impl.run(inputs), impl.run(ask.build(case))
+        assert answer.lse is not None and alone.lse is not None
+        assert torch.equal(answer.out[:, :4], alone.out) and torch.equal(answer.lse[:, :4], alone.lse)
+        for left in (0.0, math.nan):
+            answer.out[:, 4:], answer.lse[:, 4:] = left, left
+            assert passes(inputs, answer)
+        answer.out[0, 3] += 1.0
+        assert not passes(inputs, answer)
+
+
+def test_blocks_of_a_far_cache_lie_beyond_two_to_the_31_and_a_request_has_the_last() -> None:
+    far = [case for case in LISTED if case.reach == "far_cache"]
+    assert far
+    for case in far:
+        inputs = ask.build(case)
+        blocks, stride = inputs.caches.shape[1], inputs.caches.stride(1)
+        assert is_vast(inputs.caches) and stride < 1 << 31 <= stride * (blocks - 1)
+        assert blocks - 1 in inputs.table[:, : -(-case.kv_len // case.world)].tolist()[0]
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"reach": "far_cache", "world": 3}, "world=3: should be 1 or 2 with reach=far_cache"),
+        ({"reach": "far_cache", "ranks": "processes"}, "ranks=processes: a cache of gigabytes"),
+        ({"values": "ladder", "cache_dtype": "float8_e4m3fnuz"}, "values=ladder: needs a bfloat16 cache"),
+    ],
+)
+def test_what_is_no_question_says_why(changes: dict[str, Any], reason: str) -> None:
+    (said,) = ask.forbid(BASE.varied(**changes))
+    assert said.startswith(reason)
+
+
 @pytest.mark.parametrize(
     ("edit", "error", "message"),
     [
@@ -195,6 +259,7 @@ def test_every_mutant_is_seen_somewhere() -> None:
         (lambda i: dataclasses.replace(i, table=i.table[:1]), ValueError, "shape of table=.1, .*: should be .2, width."),
         (lambda i: dataclasses.replace(i, latent=81), ValueError, "latent=81: should be 1 to 80"),
         (lambda i: dataclasses.replace(i, lengths=i.lengths + 90), ValueError, "lengths=107: should be at most"),
+        (lambda i: dataclasses.replace(i, live=3), ValueError, "live=3: should be 0 to 2, the requests"),
         (lambda i: dataclasses.replace(i, table=i.table + 99), ValueError, "block of position 0 of request 0="),
     ],
 )  # fmt: skip
@@ -240,7 +305,7 @@ def test_a_rank_holds_the_tokens_of_its_positions() -> None:
         torch.zeros(2, 1, 4), torch.zeros(9, 2, 4), torch.tensor([[7, 3], [5, -1]], dtype=torch.int32),
         torch.tensor([5, 2], dtype=torch.int32), torch.ones(()),
     )  # fmt: skip
-    plan = decode_call.Plan("", "", 2, "all_to_all", 1, 2, 1.0)
+    plan = decode_call.Plan("", "", 2, "all_to_all", 1, 2, 2, 1.0)
     first, second = (decode_call.local_call(plan, shard, shard.query, rank) for rank in range(2))
     assert first.slots.tolist() == [14, 15, 6, 10] and first.kv_indptr.tolist() == [0, 3, 4]
     assert second.slots.tolist() == [14, 15, 10] and second.kv_indptr.tolist() == [0, 2, 3]
