@@ -57,9 +57,9 @@ def device_of(execution: Execution) -> str:
 
 def architecture() -> str:
     """What the device calls its architecture, `gfx950:sramecc+:xnack-`; `no AMD device` where there is none."""
-    if not torch.cuda.is_available():
+    if not torch.cuda.is_available() or not torch.version.hip:
         return "no AMD device"
-    return str(getattr(torch.cuda.get_device_properties(0), "gcnArchName", "no AMD device"))
+    return str(torch.cuda.get_device_properties(0).gcnArchName)
 
 
 def without_triton() -> list[str]:

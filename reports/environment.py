@@ -84,8 +84,8 @@ def _device() -> tuple[str, str, str]:
     if not torch.cuda.is_available():
         return "none", "", ""
     properties = torch.cuda.get_device_properties(0)
-    # AMD's name lists features behind the architecture: gfx950:sramecc+:xnack-.
-    architecture = getattr(properties, "gcnArchName", "") or f"sm_{properties.major}{properties.minor}"
+    # AMD's name lists features behind the architecture, gfx950:sramecc+:xnack-; on CUDA the field holds the device's name.
+    architecture = properties.gcnArchName if torch.version.hip else f"sm_{properties.major}{properties.minor}"
     driver = f"hip {torch.version.hip}" if torch.version.hip else f"cuda {torch.version.cuda}"
     return f"{properties.name} ({architecture})", architecture.partition(":")[0], driver
 

@@ -278,11 +278,13 @@ def test_the_environment_names_the_architecture(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert environment("hip").arch == ""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    for properties, arch in (
-        (SimpleNamespace(name="MI355X", gcnArchName="gfx950:sramecc+:xnack-", major=9, minor=5), "gfx950"),
-        (SimpleNamespace(name="H200", major=9, minor=0), "sm_90"),
+    for properties, hip, arch in (
+        (SimpleNamespace(name="MI355X", gcnArchName="gfx950:sramecc+:xnack-", major=9, minor=5), "7.0", "gfx950"),
+        # What torch puts there for CUDA is the name of the device.
+        (SimpleNamespace(name="H200", gcnArchName="H200", major=9, minor=0), None, "sm_90"),
     ):
         monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index, found=properties: found)
+        monkeypatch.setattr(torch.version, "hip", hip)
         used = environment("cuda")
         assert used.arch == arch
         assert used.device.startswith(f"{properties.name} ({arch}")
