@@ -387,6 +387,7 @@ KILLERS = [
     BASE.varied(values="randn", heads=6, kv_len=130, output="float32", latent_lanes=48, layout="strided", requests=3),
     BASE.varied(values="randn", heads=32, kv_len=256, qlen=1, requests=3, splits=1),
     BASE.varied(values="randn", heads=64, kv_len=256, qlen=1),
+    BASE.varied(values="randn", heads=2, kv_len=560, qlen=1, requests=1),
     *(parse(text) for text in REGRESSIONS if "reach=far" in text),
 ]  # fmt: skip
 
