@@ -67,6 +67,9 @@ def gate(
     try:
         rules = read_policy(policy) if policy is not None else Policy()
         entries = read_known(known) if known is not None else None
+        for option, path in files.items():
+            if path is not None and path.resolve() in {each.resolve() for each in (policy, known) if each is not None}:
+                raise Misuse(f"{option} {path}: is what the gate reads, an output should go elsewhere")
         places = {option: claim(option, path) for option, path in files.items() if path is not None}
     except (PolicyError, KnownError, OutputError) as error:
         raise Misuse(str(error)) from error
@@ -75,7 +78,12 @@ def gate(
         other = taken.setdefault(path.resolve(), option)
         if other != option:
             raise Misuse(f"{option} {path}: is the file of {other} already; each should have a file of its own")
-    result = judge(read_run(run), rules, entries, read_run(baseline) if baseline is not None else None, day)
+    earlier = read_run(baseline) if baseline is not None else None
+    if earlier is not None and not earlier.records:
+        raise Misuse(
+            f"--baseline {baseline}: holds no record, so nothing can be worse; it should be a run with answers"
+        )
+    result = judge(read_run(run), rules, entries, earlier, day)
     for option, writer in (("--junit", junit), ("--sarif", sarif), ("--json", gate_json), ("--buildkite", summary)):
         if option in places:
             write(places[option], writer(result))

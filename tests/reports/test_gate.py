@@ -534,3 +534,20 @@ class TestCommand:
 def _everything(path: Path) -> Mapping[Path, bytes]:
     # Reading a run may take its lock for a moment, which leaves an empty file.
     return {each: each.read_bytes() for each in path.rglob("*") if each.is_file() and each.name != "lock"}
+
+
+def test_no_output_takes_the_place_of_what_steers_the_gate(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = on_disk(tmp_path / "run", record(0))
+    policy, spare = tmp_path / "gate.toml", tmp_path / "spare.toml"
+    for path in (policy, spare):
+        path.write_text(DEFAULT_TEXT)
+    for out, sentence in ((policy, "is what the gate reads"), (spare, "exists, and mla-oracle gate did not write it")):
+        assert command(["gate", str(run), "--policy", str(policy), "--json", str(out)]) == 2
+        assert sentence in capsys.readouterr().err
+        assert out.read_text() == DEFAULT_TEXT
+
+
+def test_a_baseline_without_a_record_is_misuse(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run, empty = on_disk(tmp_path / "run", record(0)), on_disk(tmp_path / "empty", more=1)
+    assert command(["gate", str(run), "--baseline", str(empty)]) == 2
+    assert "empty: holds no record" in capsys.readouterr().err
