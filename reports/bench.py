@@ -133,7 +133,7 @@ def synthetic_run(path: Path, count: int, seed: int = 0, workers: int = 16) -> N
 _BENCH = Environment(
     machine="Linux x86_64", python="3.12.3", torch="2.13.0+rocm7.1", triton="3.6.0", numpy="2.3.1",
     device="AMD Instinct MI355X (gfx950:sramecc+:xnack-)", arch="gfx950", driver="hip 7.1.25424",
-    vllm="0.33.0@0123456789ab in /work/vllm", aiter="0.1.9@ba9876543210 in /work/aiter", commit="0123456789ab",
+    vllm="0.33.0@0123456789ab in src/vllm", aiter="0.1.9@ba9876543210 in src/aiter", commit="0123456789ab",
 )  # fmt: skip
 
 

@@ -197,7 +197,7 @@ def _answer(impl: Impl, op: str, inputs: Any, execution: Execution) -> Any:
     with _blame_harness("moving the inputs"):
         used = on_device(inputs, device_of(execution))
     writable: Sequence[str] = op_module("cases", op).WRITABLE
-    outputs = _run(impl, op, used, execution)
+    outputs = _run(impl, op, used, execution, writable)
     with _blame_harness("looking at the memory"):
         touched = trespasses(inputs, used, writable)
         if execution != "interpreter" and any(is_vast(tensor) for _, tensor in named_tensors(inputs)):
@@ -209,7 +209,7 @@ def _answer(impl: Impl, op: str, inputs: Any, execution: Execution) -> Any:
     return outputs
 
 
-def _run(impl: Impl, op: str, used: Any, execution: Execution) -> Any:
+def _run(impl: Impl, op: str, used: Any, execution: Execution, writable: Sequence[str]) -> Any:
     """The suspect's outputs on the CPU; whatever it raises ends the trial as `memory` or `error`."""
     violation: type[Exception] | None = None
     watched: contextlib.AbstractContextManager[object] = contextlib.nullcontext()
@@ -226,13 +226,11 @@ def _run(impl: Impl, op: str, used: Any, execution: Execution) -> Any:
         wrong = misfit(op, outputs)
         if wrong:
             raise _Stop("error", wrong)
-        strays = [] if impl.allocates else _strays(used, outputs, op_module("cases", op).WRITABLE)
+        strays = [] if impl.allocates else _strays(used, outputs, writable)
         if strays:
             raise _Stop("error", *strays)
         return map_tensors(outputs, lambda tensor: tensor.detach().cpu())
-    except _Stop:
-        raise
-    except KeyboardInterrupt:
+    except (_Stop, KeyboardInterrupt):
         raise
     except BaseException as error:
         cause = _cause(error)

@@ -1,7 +1,6 @@
 """`mla-oracle diff`: what changed between two runs?"""
 
 import dataclasses
-import fcntl
 import fnmatch
 import importlib
 from collections.abc import Sequence
@@ -61,7 +60,7 @@ def show_diff(
             file.write(msgspec.json.format(msgspec.json.encode(difference)) + b"\n")
     console = console_of()
     for run in runs:
-        if _held(run.path):
+        if run.being_written:
             console.print(escape(f"{run.path}: a sweep is writing it right now"))
     print_diff(difference, runs[0], runs[1], console)
     return 1 if difference.worse else 0
@@ -83,19 +82,6 @@ def _narrowed(run: Run, ops: Sequence[str], impls: Sequence[str]) -> Run:
         records={key: record for key, record in run.records.items() if chosen(record.case, record.impl)},
         pending=tuple(found for found in run.pending if chosen(found.task.case, found.task.impl)),
     )
-
-
-def _held(run: Path) -> bool:
-    """Whether a sweep holds the run at this moment."""
-    lock = run / "lock"
-    if not lock.is_file():
-        return False
-    with lock.open("rb") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return True
-    return False
 
 
 def print_diff(difference: "Diff", before: Run, after: Run, console: Console) -> None:

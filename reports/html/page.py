@@ -1,7 +1,6 @@
 """How does a page come into a file: one that names no other file, and that never shows half of itself?"""
 
 import functools
-import os
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +8,7 @@ import jinja2
 from markupsafe import Markup
 
 from reports import figures, words
+from reports.outputs.files import write
 
 _TEMPLATES = Path(__file__).parent.parent / "templates"
 _MARK = b'name="generator" content="mla-oracle report"'
@@ -40,12 +40,7 @@ def source(name: str) -> Markup:
 def write_page(text: str, out: Path) -> Path:
     """Write the page at `out`, beside its place first and renamed, so that a reader sees the old page or the new one."""
     out.parent.mkdir(parents=True, exist_ok=True)
-    draft = out.with_name(f".{out.name}.{os.getpid()}.part")
-    try:
-        draft.write_bytes(text.encode("utf-8", errors="backslashreplace"))
-        draft.replace(out)
-    finally:
-        draft.unlink(missing_ok=True)
+    write(out, text)
     return out
 
 
