@@ -1,0 +1,1472 @@
+"""The machine itself: waves of one workgroup after another, instruction by instruction, watched as hardware is not.
+
+A compiled loop over the rows of `impl.executions.isa.encoding`. Beside every register lies what is known of it: which of its
+lanes were ever written, and whether a load into it has been waited for. What would be luck on hardware ends the run
+with a fault: an access outside the arguments, an unknown value as an address, as stored data or as a condition, a
+result used before its wait, two waves that meet in LDS without a barrier, two workgroups that write one byte.
+"""
+
+# mypy: disable-error-code="untyped-decorator, no-untyped-def, no-untyped-call"
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+from llvmlite import ir
+from numba import njit, types
+from numba.extending import intrinsic
+
+from impl.executions.isa import encoding as row
+from impl.executions.isa.arithmetic import (
+    MODE_FNUZ,
+    MODE_FP16_OVERFLOW,
+    bits_of_f32,
+    bits_of_f64,
+    f32,
+    f32_of,
+    f64,
+    f64_of,
+    from_bf8,
+    from_bf16,
+    from_fp4,
+    from_fp8,
+    from_half,
+    i64,
+    load_u8,
+    load_u32,
+    population64,
+    store_u8,
+    store_u32,
+    to_bf16,
+    to_half,
+    trailing_zeros64,
+    u32,
+    u64,
+)
+from impl.executions.isa.encoding import Kind
+from impl.executions.isa.lanes import directory
+
+# Tells numba where compiled code is kept, before the first function asks.
+directory()
+
+# Columns of a wave's own numbers.
+(PC, STATUS, SCC, SCC_KNOWN, MODE, VM_ISSUED, VM_DONE, LGKM_ISSUED, LGKM_DONE, SMEM_OPEN, COUNT, PUBLISHED_LGKM,
+ PUBLISHED_VM) = range(13)  # fmt: skip
+WAVE_COLUMNS = 16
+RUNNING, AT_BARRIER, ENDED = 0, 1, 2
+
+# What a run ends with.
+DONE, FAULT, GROW, LIMIT = 0, 1, 2, 3
+
+# The run's numbers.
+(GROUP, EPOCH, FREE_PAGE, STARTED, FAULT_KIND, FAULT_PC, FAULT_WAVE, FAULT_LANE, FAULT_ADDRESS, FAULT_MORE, INSTRUCTIONS,
+ INSTRUCTION_LIMIT, GROUPS_X, GROUPS_Y, GROUPS_Z, LAST_REGION, GRAIN, WATCH_WRITERS, LAST_GROUP, STRICT) = range(20)  # fmt: skip
+RUN_COLUMNS = 24
+
+# Kinds of fault.
+(OUTSIDE_LOAD, OUTSIDE_STORE, OUTSIDE_ATOMIC, UNKNOWN_ADDRESS, UNKNOWN_STORED, UNKNOWN_CONDITION, MISSING_WAIT, LDS_RACE,
+ WRITE_RACE, EXEC_EMPTY, LDS_OUTSIDE, SCRATCH_OUTSIDE, TRAPPED, WRONG_PC, UNKNOWN_READ) = range(1, 16)  # fmt: skip
+
+_ALL = u64(0xFFFFFFFFFFFFFFFF)
+_PAGE = 4096
+_SGPRS = 132
+
+_BUFFERS = 13
+_A, _B, _C, _E, _M, _K, _R = range(7)
+
+
+@intrinsic
+def _pointer(context, address):
+    def generate(unused, builder, signature, arguments):
+        return builder.inttoptr(arguments[0], ir.IntType(32).as_pointer())
+
+    return types.CPointer(types.uint32)(types.int64), generate
+
+
+@intrinsic
+def _pointer64(context, address):
+    def generate(unused, builder, signature, arguments):
+        return builder.inttoptr(arguments[0], ir.IntType(64).as_pointer())
+
+    return types.CPointer(types.uint64)(types.int64), generate
+
+
+@njit
+def fault(run, kind, pc, wave, lane, address, more):
+    run[FAULT_KIND], run[FAULT_PC], run[FAULT_WAVE] = kind, pc, wave
+    run[FAULT_LANE], run[FAULT_ADDRESS], run[FAULT_MORE] = lane, address, more
+    return FAULT
+
+
+@njit
+def first_lane(mask):
+    return trailing_zeros64(mask)
+
+
+@njit
+def scalar64(s, index):
+    return u64(s[index]) | u64(s[index + 1]) << u64(32)
+
+
+@njit
+def put_scalar64(s, index, value):
+    s[index] = u32(value & u64(0xFFFFFFFF))
+    s[index + 1] = u32(value >> u64(32))
+
+
+@njit
+def unready(w, register, marks_vm, marks_lgkm):
+    """Whether a load into a vector register has not been waited for."""
+    return marks_vm[register] > w[VM_DONE] or marks_lgkm[register] > w[LGKM_DONE]
+
+
+@njit
+def scalar_of(code, words, s, w, literals):
+    """A scalar source's bits."""
+    if code >= row.LITERAL_BASE:
+        value = literals[code - row.LITERAL_BASE]
+        return value if words == 2 else value & u64(0xFFFFFFFF)
+    index = code - row.SCALAR_BASE
+    if index == row.SCC_INDEX:
+        return u64(w[SCC])
+    return scalar64(s, index) if words == 2 else u64(s[index])
+
+
+@njit
+def scalar_known(code, words, sk):
+    """Which bits of a scalar source were ever written."""
+    if code >= row.LITERAL_BASE:
+        return _ALL
+    index = code - row.SCALAR_BASE
+    if index == row.SCC_INDEX:
+        return _ALL
+    return scalar64(sk, index) if words == 2 else u64(sk[index]) | u64(0xFFFFFFFF00000000)
+
+
+@njit
+def scalar_unready(code, words, sl, w):
+    if code >= row.LITERAL_BASE:
+        return False
+    index = code - row.SCALAR_BASE
+    return sl[index] > w[LGKM_DONE] or (words == 2 and sl[index + 1] > w[LGKM_DONE])
+
+
+@njit
+def lane_of(kind, value, lane):
+    """Where a lane reads under a lane pattern, or -1 for nowhere."""
+    place = lane & 15
+    if kind == 1:
+        return (lane & ~3) | ((value >> (2 * (lane & 3))) & 3)
+    if kind == 2:
+        return lane + value if place + value < 16 else -1
+    if kind == 3:
+        return lane - value if place >= value else -1
+    if kind == 4:
+        return (lane & ~15) | ((place - value) & 15)
+    if kind == 5:
+        return (lane & ~15) | (15 - place)
+    if kind == 6:
+        return (lane & ~7) | (7 - (lane & 7))
+    if kind == 7:
+        if value == 15:
+            return (lane & 48) - 1 if lane > 15 else -1
+        return 31 if lane > 31 else -1
+    return (lane & ~15) | value
+
+
+@njit
+def selected(bits, select):
+    """The byte or half of a register that a source selector names."""
+    which = select & 15
+    if which == 0:
+        return bits
+    if which <= 4:
+        found, width = (bits >> (8 * (which - 1))) & 255, 8
+    else:
+        found, width = (bits >> (16 * (which - 5))) & 0xFFFF, 16
+    if select & row.SIGNED_SELECT:
+        found = ((found << (64 - width)) >> (64 - width)) & 0xFFFFFFFF
+    return found
+
+
+@njit
+def gather(r, place, v, s, w, literals, buffer, execute):
+    """A vector instruction's source with everything that modifies it, into a buffer. Gives the lanes that count, for DPP."""
+    code, words = r[row.SRC0 + place], r[row.WORDS0 + place]
+    valid = _ALL
+    negate, absolute = (r[row.NEGATE] >> place) & 1, (r[row.ABSOLUTE] >> place) & 1
+    packed = r[row.FLAGS]
+    if r[row.LANES] == 128:
+        for plane in range(2):
+            chosen = ((r[row.OP_SEL] if plane == 0 else r[row.OP_SEL_HI]) >> place) & 1
+            flip = negate if plane == 0 else absolute
+            at = plane * 64
+            if packed == 32:
+                sign = u32(0x80000000) if flip else u32(0)
+                if code < row.SCALAR_BASE:
+                    for lane in range(64):
+                        buffer[at + lane] = v[code + chosen, lane] ^ sign
+                else:
+                    both = scalar_of(code, 2, s, w, literals)
+                    one = u32((both >> u64(32 * chosen)) & u64(0xFFFFFFFF)) ^ sign
+                    for lane in range(64):
+                        buffer[at + lane] = one
+            else:
+                sign = u32(0x8000) if flip else u32(0)
+                shift = u32(16 * chosen)
+                if code < row.SCALAR_BASE:
+                    for lane in range(64):
+                        buffer[at + lane] = ((v[code, lane] >> shift) & u32(0xFFFF)) ^ sign
+                else:
+                    one = ((u32(scalar_of(code, 1, s, w, literals)) >> shift) & u32(0xFFFF)) ^ sign
+                    for lane in range(64):
+                        buffer[at + lane] = one
+        return valid
+    if code < row.SCALAR_BASE:
+        for word in range(words):
+            for lane in range(64):
+                buffer[word * 64 + lane] = v[code + word, lane]
+    else:
+        value = scalar_of(code, words, s, w, literals)
+        low, high = u32(value & u64(0xFFFFFFFF)), u32(value >> u64(32))
+        for lane in range(64):
+            buffer[lane] = low
+            buffer[64 + lane] = high
+    if place == 0 and r[row.DPP]:
+        valid = across(r, buffer, words, execute)
+    select = r[row.SELECT0 + place] if place < 3 else 0
+    if select:
+        for lane in range(64):
+            buffer[lane] = u32(selected(i64(buffer[lane]), select))
+    if negate or absolute:
+        sign_at = (r[row.SIGNS] >> (2 * place)) & 3
+        base = 64 if sign_at == 2 else 0
+        bit = u32(0x8000) if sign_at == 1 else u32(0x80000000)
+        for lane in range(64):
+            value32 = buffer[base + lane]
+            if absolute:
+                value32 &= ~bit
+            if negate:
+                value32 ^= bit
+            buffer[base + lane] = value32
+    return valid
+
+
+@njit
+def across(r, buffer, words, execute):
+    """Moves lanes as the DPP pattern says. Gives the lanes whose result is written."""
+    written = u64(0)
+    masks = r[row.DPP_MASKS]
+    for word in range(words):
+        old = buffer[word * 64 : word * 64 + 64].copy()
+        written = u64(0)
+        for lane in range(64):
+            source = lane_of(r[row.DPP], r[row.DPP_VALUE], lane)
+            valid = source >= 0 and (execute >> u64(source)) & u64(1) != u64(0)
+            buffer[word * 64 + lane] = old[source] if valid else u32(0)
+            gated = (masks >> (lane // 16)) & 1 and (masks >> (4 + (lane & 15) // 4)) & 1
+            if gated and (valid or masks & 256):
+                written |= u64(1) << u64(lane)
+    return written
+
+
+@njit
+def known_of(r, place, vk, sk, execute, low_only):
+    """The lanes of a vector instruction's source that were ever written, DPP applied; of its low word only if asked."""
+    code, words = r[row.SRC0 + place], 1 if low_only else r[row.WORDS0 + place]
+    if code < row.SCALAR_BASE:
+        if r[row.LANES] == 128 and r[row.FLAGS] == 32:
+            # Packed: each result has a register of its own to read.
+            return vk[code + (((r[row.OP_SEL] if low_only else r[row.OP_SEL_HI]) >> place) & 1)]
+        known = vk[code]
+        for word in range(1, words):
+            known &= vk[code + word]
+        if place == 0 and r[row.DPP]:
+            moved = u64(0)
+            for lane in range(64):
+                source = lane_of(r[row.DPP], r[row.DPP_VALUE], lane)
+                valid = source >= 0 and (execute >> u64(source)) & u64(1) != u64(0)
+                if not valid or (known >> u64(source)) & u64(1) != u64(0):
+                    moved |= u64(1) << u64(lane)
+            known = moved
+        return known
+    return _ALL if scalar_known(code, words, sk) == _ALL else u64(0)
+
+
+@njit
+def source_unready(r, place, w, vm, vl, sl):
+    code, words = r[row.SRC0 + place], r[row.WORDS0 + place]
+    if code >= row.SCALAR_BASE:
+        return scalar_unready(code, words, sl, w)
+    for word in range(words):
+        if unready(w, code + word, vm, vl):
+            return True
+    return False
+
+
+@njit
+def write_lanes(v, vk, register, values, at, execute, known, select):
+    """A result's word into a register: the lanes that execute, the byte or half that the selector names."""
+    if select == 0:
+        if execute == _ALL:
+            for lane in range(64):
+                v[register, lane] = values[at + lane]
+        else:
+            for lane in range(64):
+                if (execute >> u64(lane)) & u64(1):
+                    v[register, lane] = values[at + lane]
+    else:
+        which = select & 7
+        width, shift = (8, 8 * (which - 1)) if which <= 4 else (16, 16 * (which - 5))
+        mask = ((i64(1) << width) - 1) << shift
+        for lane in range(64):
+            if (execute >> u64(lane)) & u64(1):
+                value = (i64(values[at + lane]) << shift) & mask
+                if select & row.KEEP_REST:
+                    value |= i64(v[register, lane]) & ~mask
+                elif select & row.SIGN_REST:
+                    top = (i64(values[at + lane]) << (64 - width)) >> (64 - width)
+                    value = (top << shift) & 0xFFFFFFFF
+                v[register, lane] = u32(value)
+        if select & row.KEEP_REST:
+            known &= vk[register]
+    vk[register] = (vk[register] & ~execute) | (known & execute)
+
+
+@njit
+def region_of(address, size, low, high, run):
+    """The argument in which all bytes of an access lie, or -1."""
+    last = run[LAST_REGION]
+    if low[last] <= address and address + size <= high[last]:
+        return last
+    left, right = 0, low.shape[0] - 1
+    while left < right:
+        middle = (left + right + 1) // 2
+        if low[middle] <= address:
+            left = middle
+        else:
+            right = middle - 1
+    if low[left] <= address and address + size <= high[left]:
+        run[LAST_REGION] = left
+        return left
+    return -1
+
+
+@njit
+def claim(address, size, region, low, page_base, page_of, pages, run):
+    """Marks the bytes as written by this workgroup; another that wrote one of them in this launch, or 0."""
+    group = run[GROUP] + 1
+    other = i64(0)
+    for byte in range(size):
+        offset = address + byte - (low[region] // _PAGE) * _PAGE
+        slot = page_base[region] + offset // _PAGE
+        page = page_of[slot]
+        if page == 0:
+            page = run[FREE_PAGE]
+            run[FREE_PAGE] += 1
+            page_of[slot] = page
+        before = pages[page, offset % _PAGE]
+        if before != 0 and before != group:
+            other = i64(before)
+        pages[page, offset % _PAGE] = group
+    return other
+
+
+@njit
+def put_loaded(v, r, register, lane, address):
+    """The bytes of one lane from memory into its registers."""
+    size, flags = r[row.SIZE], r[row.FLAGS]
+    if size >= 4:
+        for word in range(size // 4):
+            v[register + word, lane] = load_u32(address + 4 * word)
+        return
+    value = i64(load_u8(address))
+    if size == 2:
+        value |= i64(load_u8(address + 1)) << 8
+    put_narrow(v, register, lane, value, size, flags)
+
+
+@njit
+def put_narrow(v, register, lane, value, size, flags):
+    if flags & row.SIGNED_LOAD:
+        value = ((value << (64 - 8 * size)) >> (64 - 8 * size)) & 0xFFFFFFFF
+    if flags & row.HIGH_HALF:
+        value = (i64(v[register, lane]) & 0xFFFF) | ((value & 0xFFFF) << 16)
+    elif flags & row.LOW_HALF:
+        value = (i64(v[register, lane]) & 0xFFFF0000) | (value & 0xFFFF)
+    v[register, lane] = u32(value)
+
+
+@njit
+def store_from(v, r, register, lane, address):
+    size = r[row.SIZE]
+    if size >= 4:
+        for word in range(size // 4):
+            store_u32(address + 4 * word, v[register + word, lane])
+        return
+    value = v[register, lane]
+    if r[row.FLAGS] & row.HIGH_HALF:
+        value >>= u32(16)
+    store_u8(address, np.uint8(value & u32(255)))
+    if size == 2:
+        store_u8(address + 1, np.uint8((value >> u32(8)) & u32(255)))
+
+
+@njit
+def atomic_result(op, old, new, compare):
+    """The 32-bit value that an atomic leaves in memory."""
+    a, b = i64(old), i64(new)
+    signed_a, signed_b = i64(np.int32(old)), i64(np.int32(new))
+    if op == 0:
+        return new
+    if op == 1:
+        return new if old == compare else old
+    if op == 2:
+        return u32(a + b)
+    if op == 3:
+        return u32(a - b)
+    if op == 4:
+        return u32(min(signed_a, signed_b))
+    if op == 5:
+        return u32(min(a, b))
+    if op == 6:
+        return u32(max(signed_a, signed_b))
+    if op == 7:
+        return u32(max(a, b))
+    if op == 8:
+        return old & new
+    if op == 9:
+        return old | new
+    if op == 10:
+        return old ^ new
+    if op == 11:
+        return u32(0) if a >= b else u32(a + 1)
+    if op == 12:
+        return u32(b) if a == 0 or a > b else u32(a - 1)
+    if op == 13:
+        return u32(bits_of_f32(f32_of(a) + f32_of(b)))
+    if op == 14:
+        low = to_half(f64(from_half(a & 0xFFFF)) + f64(from_half(b & 0xFFFF)))
+        return u32(low | to_half(f64(from_half(a >> 16)) + f64(from_half(b >> 16))) << 16)
+    low = to_bf16(from_bf16(a) + from_bf16(b))
+    return u32(low | to_bf16(from_bf16(a >> 16) + from_bf16(b >> 16)) << 16)
+
+
+@njit
+def atomic_result64(op, old, new, compare):
+    if op == 0:
+        return new
+    if op == 1:
+        return new if old == compare else old
+    if op == 2:
+        return old + new
+    if op == 3:
+        return old - new
+    if op == 4:
+        return u64(min(i64(old), i64(new)))
+    if op == 5:
+        return min(old, new)
+    if op == 6:
+        return u64(max(i64(old), i64(new)))
+    if op == 7:
+        return max(old, new)
+    if op == 8:
+        return old & new
+    if op == 9:
+        return old | new
+    if op == 10:
+        return old ^ new
+    if op == 11:
+        return u64(0) if old >= new else old + u64(1)
+    if op == 12:
+        return new if old == u64(0) or old > new else old - u64(1)
+    if op == 16:
+        return bits_of_f64(f64_of(old) + f64_of(new))
+    if op == 17:
+        return bits_of_f64(min(f64_of(old), f64_of(new)))
+    return bits_of_f64(max(f64_of(old), f64_of(new)))
+
+
+@njit
+def atomic_at(address, r, v, lane, data):
+    """One lane's atomic in memory; gives the value before, as 64 bits."""
+    op = r[row.OP]
+    if r[row.SIZE] == 8:
+        old = u64(load_u32(address)) | u64(load_u32(address + 4)) << u64(32)
+        new = u64(v[data, lane]) | u64(v[data + 1, lane]) << u64(32)
+        compare = u64(v[data + 2, lane]) | u64(v[data + 3, lane]) << u64(32) if op == 1 else u64(0)
+        left = atomic_result64(op, old, new, compare)
+        store_u32(address, u32(left & u64(0xFFFFFFFF)))
+        store_u32(address + 4, u32(left >> u64(32)))
+        return old
+    before = load_u32(address)
+    compare32 = v[data + 1, lane] if op == 1 else u32(0)
+    store_u32(address, atomic_result(op, before, v[data, lane], compare32))
+    return u64(before)
+
+
+@njit
+def lane_bit(mask, lane):
+    return (mask >> u64(lane)) & u64(1) != u64(0)
+
+
+@njit
+def element(v, base, item, lane, kind, mode):
+    """Item number `item` of a matrix operand in a lane, as a number."""
+    if kind == 0:
+        return f64(f32_of(i64(v[base + item, lane])))
+    if kind == 1:
+        return f64(f32_of(i64(v[base + item, lane]) & 0xFFFFE000))
+    if kind == 2:
+        return f64(from_half((i64(v[base + item // 2, lane]) >> (16 * (item & 1))) & 0xFFFF))
+    if kind == 3:
+        return f64(from_bf16(i64(v[base + item // 2, lane]) >> (16 * (item & 1))))
+    if kind == 4:
+        return f64(from_fp8((i64(v[base + item // 4, lane]) >> (8 * (item & 3))) & 255, mode))
+    if kind == 5:
+        return f64(from_bf8((i64(v[base + item // 4, lane]) >> (8 * (item & 3))) & 255, mode))
+    if kind == 6:
+        byte = (i64(v[base + item // 4, lane]) >> (8 * (item & 3))) & 255
+        return f64((byte ^ 128) - 128)
+    if kind == 7:
+        return f64_of(u64(v[base + 2 * item, lane]) | u64(v[base + 2 * item + 1, lane]) << u64(32))
+    if kind == 10:
+        return f64(from_fp4((i64(v[base + item // 8, lane]) >> (4 * (item & 7))) & 15))
+    return f64(six_bit(v, base, item, lane, kind))
+
+
+@njit
+def six_bit(v, base, item, lane, kind):
+    """E2M3 (kind 8) or E3M2 (kind 9), packed without gaps."""
+    first = 6 * item
+    both = u64(v[base + first // 32, lane])
+    if first % 32 > 26:
+        both |= u64(v[base + first // 32 + 1, lane]) << u64(32)
+    code = i64((both >> u64(first % 32)) & u64(63))
+    if kind == 8:
+        power, fraction, bits, bias = (code >> 3) & 3, code & 7, 3, 1
+    else:
+        power, fraction, bits, bias = (code >> 2) & 7, code & 3, 2, 3
+    size = math.ldexp(f64(fraction), 1 - bias - bits) if power == 0 else math.ldexp(f64(fraction + (1 << bits)), power - bias - bits)
+    return -size if code & 32 else size
+
+
+@njit
+def depth_of(item, group, per_lane, depth, split):
+    """Which k an item of a lane holds; `group` numbers the lanes that share a row. Split: 8-bit operands of f8f6f4."""
+    if split:
+        return 16 * group + item if item < 16 else depth // 2 + 16 * group + item - 16
+    return group * per_lane + item
+
+
+@njit
+def scale_factor(code):
+    return math.nan if code == 255 else math.ldexp(1.0, code - 127)
+
+
+@njit
+def read_operand(v, vk, base, words, kind, per_lane, wide, blocks, depth, split, mode, numbers, known):
+    """A matrix operand from its registers into numbers[block, line, k]; known[block, line] says whether all of a line is."""
+    known[:blocks, :wide] = True
+    for lane in range(64):
+        line = lane % wide
+        rest = lane // wide
+        block, group = rest % blocks, rest // blocks
+        first = group * per_lane
+        if kind == 3:
+            for word in range(words):
+                both = i64(v[base + word, lane])
+                numbers[block, line, first + 2 * word] = f64(f32_of((both & 0xFFFF) << 16))
+                numbers[block, line, first + 2 * word + 1] = f64(f32_of(both & 0xFFFF0000))
+        elif kind == 4 and not split:
+            for word in range(words):
+                four = i64(v[base + word, lane])
+                for byte in range(4):
+                    numbers[block, line, first + 4 * word + byte] = f64(from_fp8((four >> (8 * byte)) & 255, mode))
+        else:
+            for item in range(per_lane):
+                k = depth_of(item, group, per_lane, depth, split)
+                numbers[block, line, k] = element(v, base, item, lane, kind, mode)
+        for word in range(words):
+            if not lane_bit(vk[base + word], lane):
+                known[block, line] = False
+
+
+@njit
+def apply_scales(r, side, v, s, w, literals, wide, depth, numbers):
+    """Multiplies each 32 numbers along k by the power of two of the lane that owns them."""
+    code = r[row.SRC3] if side == 0 else r[row.TARGET]
+    shift = 8 * r[row.SELECT0 + side]
+    for line in range(wide):
+        for part in range(depth // 32):
+            if code < row.SCALAR_BASE:
+                bits = i64(v[code, line + wide * part])
+            else:
+                bits = i64(scalar_of(code, 1, s, w, literals))
+            factor = scale_factor((bits >> shift) & 255)
+            for k in range(32 * part, 32 * part + 32):
+                numbers[0, line, k] *= factor
+
+
+@njit
+def matrix(r, m, v, vk, s, w, literals, left, right, known_left, known_right, addend, addend_known):
+    """D = A B + C. Products are exact; a result is rounded once (docs/isa.md says what hardware does instead)."""
+    rows, columns, depth, blocks = m[row.M], m[row.N], m[row.K], m[row.BLOCKS]
+    per_lane, results, output, mode = m[row.GROUP], m[row.WORDS_D], m[row.OUTPUT], w[MODE]
+    d, a, b, c = r[row.DST], r[row.SRC0], r[row.SRC1], r[row.SRC2]
+    split = m[row.SPLIT] != 0
+    read_operand(v, vk, a, m[row.WORDS_A], m[row.TYPE_A], per_lane, rows, blocks, depth, split and 4 <= m[row.TYPE_A] <= 5, mode, left,
+                 known_left)  # fmt: skip
+    read_operand(v, vk, b, m[row.WORDS_B], m[row.TYPE_B], per_lane, columns, blocks, depth, split and 4 <= m[row.TYPE_B] <= 5, mode,
+                 right, known_right)  # fmt: skip
+    if m[row.SCALED]:
+        apply_scales(r, 0, v, s, w, literals, rows, depth, left)
+        apply_scales(r, 1, v, s, w, literals, columns, depth, right)
+    # C is read before any of D is written: they may overlap.
+    for item in range(results):
+        if c < row.SCALAR_BASE:
+            addend[item, :] = v[c + item]
+            addend_known[item] = vk[c + item]
+        else:
+            value = scalar_of(c, 2 if output == 2 else 1, s, w, literals)
+            addend[item, :] = u32(value >> u64(32)) if output == 2 and item & 1 else u32(value & u64(0xFFFFFFFF))
+            addend_known[item] = _ALL
+    for item in range(results):
+        vk[d + item] = u64(0)
+    high = 1 if output == 2 else 4
+    quads = columns * rows // high
+    in_rows = -(-64 // quads) if quads < 64 else 1
+    row_groups = (64 // in_rows) // columns
+    groups = rows // (high * row_groups)
+    for block in range(blocks):
+        for line in range(rows):
+            item = (line % high) + high * (line // (high * row_groups) + groups * (block // in_rows))
+            first_lane_of_row = columns * ((line // high) % row_groups + row_groups * (block % in_rows))
+            for column in range(columns):
+                total = 0.0
+                for k in range(depth):
+                    total += left[block, line, k] * right[block, column, k]
+                lane = first_lane_of_row + column
+                known = known_left[block, line] and known_right[block, column]
+                finish(v, vk, output, d, item, lane, total, known, mode, addend, addend_known)
+
+
+@njit
+def finish(v, vk, output, d, item, lane, total, known, mode, addend, addend_known):
+    """Adds C and writes one item of D."""
+    bit = u64(1) << u64(lane)
+    if output == 2:
+        before = f64_of(u64(addend[2 * item, lane]) | u64(addend[2 * item + 1, lane]) << u64(32))
+        bits = bits_of_f64(total + before)
+        v[d + 2 * item, lane] = u32(bits & u64(0xFFFFFFFF))
+        v[d + 2 * item + 1, lane] = u32(bits >> u64(32))
+        if known and lane_bit(addend_known[2 * item] & addend_known[2 * item + 1], lane):
+            vk[d + 2 * item] |= bit
+            vk[d + 2 * item + 1] |= bit
+        return
+    before32 = i64(addend[item, lane])
+    if output == 1:
+        v[d + item, lane] = u32(i64(total) + before32)
+    else:
+        value = f32(total + f64(f32_of(before32)))
+        if mode & MODE_FP16_OVERFLOW and math.isinf(value) and math.isfinite(total) and math.isfinite(f32_of(before32)):
+            value = f32(math.copysign(3.4028234663852886e38, f64(value)))
+        v[d + item, lane] = u32(bits_of_f32(value))
+    if known and lane_bit(addend_known[item], lane):
+        vk[d + item] |= bit
+
+
+@njit
+def lds_touch(store, first, count, wave, sequence, run, w_all, lds, new_at, watch):
+    """Notes an access of LDS and says whether it meets another wave's without a barrier between them.
+
+    watch: per unit the epoch and mask of writers, the epoch and mask of readers, the last writer's wave and its counter.
+    Waves that write what is there already do not disturb each other.
+    """
+    grain = run[GRAIN]
+    bit = i64(1) << wave
+    epoch = run[EPOCH]
+    for unit in range(first // grain, (first + count - 1) // grain + 1):
+        writers = watch[1, unit] if watch[0, unit] == epoch else 0
+        readers = watch[3, unit] if watch[2, unit] == epoch else 0
+        if store:
+            changes = False
+            for byte in range(max(first, unit * grain), min(first + count, (unit + 1) * grain)):
+                if lds[byte] != new_at[byte - first]:
+                    changes = True
+            if changes and ((writers & ~bit) != 0 or (readers & ~bit) != 0):
+                return True
+            if changes:
+                writers = 0
+            watch[0, unit], watch[1, unit] = epoch, writers | bit
+            watch[4, unit], watch[5, unit] = wave, sequence
+        else:
+            if writers != 0 and (writers & bit) == 0:
+                return True
+            if watch[0, unit] != 0 and watch[0, unit] < epoch and watch[4, unit] != wave:
+                # Written before the barrier: was the write waited for there?
+                last = w_all[watch[4, unit]]
+                if watch[5, unit] > last[PUBLISHED_LGKM] if watch[5, unit] >= 0 else -watch[5, unit] > last[PUBLISHED_VM]:
+                    return True
+            watch[2, unit], watch[3, unit] = epoch, readers | bit
+    return False
+
+
+@njit
+def set_known_scalar(sk, index, words, known):
+    sk[index] = u32(known & u64(0xFFFFFFFF))
+    if words == 2:
+        sk[index + 1] = u32(known >> u64(32))
+
+
+@njit
+def step_vector(r, w, v, vk, s, sk, literals, buffers, addresses, vectors):
+    """A vector instruction or a comparison. Gives a kind of fault, or 0."""
+    execute = scalar64(s, 126)
+    written = execute
+    known = _ALL
+    pointers = addresses.copy()
+    for place in range(r[row.SOURCES]):
+        known &= known_of(r, place, vk, sk, execute, False)
+        code = r[row.SRC0 + place]
+        if r[row.PLAIN] and code < row.SCALAR_BASE:
+            pointers[place] = v.ctypes.data + code * 256
+        else:
+            valid = gather(r, place, v, s, w, literals, buffers[place], execute)
+            written &= valid
+    if r[row.MASK] >= 0:
+        mask = scalar64(s, r[row.MASK])
+        mask_known = scalar64(sk, r[row.MASK])
+        for lane in range(64):
+            buffers[_M, lane] = u32((mask >> u64(lane)) & u64(1))
+        if r[row.CARRY] < 0 and r[row.SOURCES] == 2:
+            # A selection: only the chosen source need be known.
+            first, second = known_of(r, 0, vk, sk, execute, False), known_of(r, 1, vk, sk, execute, False)
+            known = (mask & second) | (~mask & first)
+        known &= mask_known
+    mode = w[MODE]
+    op = r[row.OP]
+    vectors[op >> 5](
+        op, r[row.LANES], mode, r[row.IMMEDIATE], r[row.CLAMP], _pointer(pointers[_A]), _pointer(pointers[_B]),
+        _pointer(pointers[_C]), _pointer(pointers[_E]), _pointer(addresses[_M]), _pointer(addresses[_K]), _pointer(addresses[_R]),
+    )  # fmt: skip
+    if r[row.CARRY] >= 0:
+        mask = u64(0)
+        for lane in range(64):
+            mask |= u64(buffers[_K, lane] & u32(1)) << u64(lane)
+        mask &= written
+        put_scalar64(s, r[row.CARRY], mask)
+        set_known_scalar(sk, r[row.CARRY], 2, known | ~written)
+        if r[row.KIND] == Kind.COMPARE and r[row.FLAGS]:
+            put_scalar64(s, 126, mask)
+            if (known | ~written) != _ALL:
+                return UNKNOWN_CONDITION
+    if r[row.KIND] == Kind.COMPARE:
+        return 0
+    result = buffers[_R]
+    if r[row.LANES] == 128 and r[row.FLAGS] == 16:
+        for lane in range(64):
+            result[lane] = (result[lane] & u32(0xFFFF)) | (result[64 + lane] << u32(16))
+    if r[row.CLAMP] == row.CLAMP_FLOAT:
+        clamp_floats(r, result)
+    known_low = known
+    if r[row.UPWARD]:
+        # The low word of the result knows nothing of the high words.
+        known_low = _ALL
+        for place in range(r[row.SOURCES]):
+            known_low &= known_of(r, place, vk, sk, execute, True)
+    for word in range(r[row.DST_WORDS]):
+        write_lanes(v, vk, r[row.DST] + word, result, word * 64, written, known if word else known_low, r[row.SELECT_DST])
+    return 0
+
+
+@njit
+def clamp_floats(r, result):
+    """To [0, 1]; NaN is 0. Integers saturate in their own meaning."""
+    for lane in range(64 * max(1, r[row.DST_WORDS])):
+        value = f32_of(i64(result[lane]))
+        result[lane] = u32(bits_of_f32(min(max(value, f32(0.0)), f32(1.0)))) if value == value else u32(0)
+
+
+@njit
+def step_scalar(r, w, s, sk, sl, literals, numbers, numbers_at, scalar):
+    """A scalar instruction. Gives a kind of fault, or 0."""
+    known = _ALL
+    for place in range(r[row.SOURCES]):
+        code, words = r[row.SRC0 + place], r[row.WORDS0 + place]
+        numbers[place] = scalar_of(code, words, s, w, literals)
+        if scalar_unready(code, words, sl, w):
+            return MISSING_WAIT
+        known &= scalar_known(code, words, sk)
+    words = r[row.DST_WORDS]
+    numbers[3] = u64(w[SCC])
+    saves = r[row.KIND] == Kind.SAVE_EXEC
+    if saves:
+        numbers[2] = scalar64(s, 126)
+    elif r[row.FLAGS] & 1:
+        numbers[2] = scalar64(s, r[row.DST]) if words == 2 else u64(s[r[row.DST]])
+        known &= scalar64(sk, r[row.DST]) if words == 2 else u64(sk[r[row.DST]]) | u64(0xFFFFFFFF00000000)
+    if r[row.FLAGS] & 2 and w[SCC_KNOWN] == 0:
+        known = u64(0)
+    if known != _ALL:
+        known = kept_bits(r, s, sk, w, literals)
+    scalar(r[row.OP], i64(0), _pointer64(numbers_at))
+    if r[row.FLAGS] & 4:
+        w[SCC] = i64(numbers[3])
+        w[SCC_KNOWN] = 1 if known == _ALL else 0
+    if saves:
+        put_scalar64(s, r[row.DST], numbers[2])
+        set_known_scalar(sk, r[row.DST], 2, _ALL)
+        put_scalar64(s, 126, numbers[4])
+        # Bits that are unknown do not matter where the lanes were off before, if the operation cannot turn them on.
+        return 0 if (known | ~numbers[2]) == _ALL else UNKNOWN_CONDITION
+    if words:
+        if sl[r[row.DST]] > w[LGKM_DONE] or (words == 2 and sl[r[row.DST] + 1] > w[LGKM_DONE]):
+            return MISSING_WAIT
+        if words == 2:
+            put_scalar64(s, r[row.DST], numbers[4])
+        else:
+            s[r[row.DST]] = u32(numbers[4] & u64(0xFFFFFFFF))
+            known |= u64(0xFFFFFFFF00000000)
+        set_known_scalar(sk, r[row.DST], words, known)
+        if r[row.DST] >= 126 and known != _ALL:
+            return UNKNOWN_CONDITION
+    return 0
+
+
+@njit
+def kept_bits(r, s, sk, w, literals):
+    """Which bits of a scalar result are known although not all of its sources' are."""
+    how = r[row.IMMEDIATE]
+    if how == 0:
+        return u64(0)
+    first = scalar_of(r[row.SRC0], r[row.WORDS0], s, w, literals)
+    known = scalar_known(r[row.SRC0], r[row.WORDS0], sk)
+    if how == 5:
+        return known
+    second = scalar_of(r[row.SRC1], r[row.WORDS1], s, w, literals)
+    known_second = scalar_known(r[row.SRC1], r[row.WORDS1], sk)
+    both = known & known_second
+    if how == 1:
+        return both | (known & ~first) | (known_second & ~second)
+    if how == 2:
+        return both | (known & first) | (known_second & second)
+    if how == 4:
+        return both | (known & ~first) | (known_second & second)
+    return both
+
+
+@njit
+def step_branch(r, w, s, sk):
+    """Where the wave goes on, or -1 for a condition that nobody knows."""
+    op = r[row.OP]
+    taken = True
+    if op == 1 or op == 2:
+        if w[SCC_KNOWN] == 0:
+            return i64(-1)
+        taken = (w[SCC] != 0) == (op == 2)
+    elif op == 3 or op == 4:
+        vcc = scalar64(s, 106)
+        if scalar64(sk, 106) != _ALL:
+            return i64(-1)
+        taken = (vcc == u64(0)) == (op == 3)
+    elif op >= 5:
+        taken = (scalar64(s, 126) == u64(0)) == (op == 5)
+    return r[row.TARGET] if taken else w[PC]
+
+
+@njit
+def swap_rows(r, v, vk, execute):
+    """v_permlane16_swap and v_permlane32_swap: halves or rows of two registers change places."""
+    a, b, width = r[row.DST], r[row.SRC0], r[row.OP]
+    for start in range(0, 64, 2 * width):
+        for lane in range(width):
+            high, low = start + width + lane, start + lane
+            v[a, high], v[b, low] = v[b, low], v[a, high]
+            in_a, in_b = lane_bit(vk[a], high), lane_bit(vk[b], low)
+            vk[a] = vk[a] | (u64(1) << u64(high)) if in_b else vk[a] & ~(u64(1) << u64(high))
+            vk[b] = vk[b] | (u64(1) << u64(low)) if in_a else vk[b] & ~(u64(1) << u64(low))
+
+
+@njit
+def check_registers(w, vm, vl, register, count):
+    for word in range(count):
+        if unready(w, register + word, vm, vl):
+            return False
+    return True
+
+
+@njit
+def step_memory(r, w, v, vk, vm, vl, s, sk, literals, wave, regions_low, regions_high, page_base, page_of, pages, run,
+                lds, lds_known, watch, w_all, small):  # fmt: skip
+    """A buffer, global or flat access of all lanes that execute."""
+    execute = scalar64(s, 126)
+    flags, size, pc = r[row.FLAGS], r[row.SIZE], w[PC] - 1
+    is_buffer = r[row.KIND] == Kind.BUFFER
+    register, words = r[row.DST], max(1, size // 4)
+    store, atomic, to_lds = flags & row.STORE, flags & row.ATOMIC, flags & row.TO_LDS
+    base, limit, soffset = i64(0), i64(0), i64(0)
+    if is_buffer:
+        at = r[row.SRC1]
+        base = i64(s[at]) | (i64(s[at + 1]) & 0xFFFF) << 32
+        base = (base << 16) >> 16
+        limit = i64(s[at + 2])
+        soffset = i64(scalar_of(r[row.SRC2], 1, s, w, literals))
+        for word in range(4):
+            if sk[at + word] != u32(0xFFFFFFFF):
+                return fault(run, UNKNOWN_ADDRESS, pc, wave, -1, 0, at + word)
+    elif r[row.SRC1] >= 0:
+        base = i64(scalar64(s, r[row.SRC1]))
+        if scalar64(sk, r[row.SRC1]) != _ALL:
+            return fault(run, UNKNOWN_ADDRESS, pc, wave, -1, 0, r[row.SRC1])
+    offset_register = r[row.SRC0] if (not is_buffer or flags & row.OFFEN) else i64(-1)
+    address_words = 0 if offset_register < 0 else 1 if (is_buffer or r[row.SRC1] >= 0) else 2
+    address_known = _ALL
+    for word in range(address_words):
+        address_known &= vk[offset_register + word]
+        if unready(w, offset_register + word, vm, vl):
+            return fault(run, MISSING_WAIT, pc, wave, -1, 0, offset_register + word)
+    if (address_known & execute) != execute:
+        return fault(run, UNKNOWN_ADDRESS, pc, wave, first_lane(execute & ~address_known), 0, offset_register)
+    data_words = words * (2 if atomic and r[row.OP] == 1 else 1)
+    if not to_lds and not check_registers(w, vm, vl, register, data_words):
+        return fault(run, MISSING_WAIT, pc, wave, -1, 0, register)
+    if store or atomic:
+        for word in range(data_words):
+            if (vk[register + word] & execute) != execute:
+                return fault(run, UNKNOWN_STORED, pc, wave, first_lane(execute & ~vk[register + word]), 0, register + word)
+        if pages.shape[0] - run[FREE_PAGE] < 160:
+            return GROW
+    w[VM_ISSUED] += 1
+    if flags & row.FLAT:
+        w[LGKM_ISSUED] += 1
+    into = r[row.SRC3] if not is_buffer else register
+    for lane in range(64):
+        if not lane_bit(execute, lane):
+            continue
+        inside_words = words
+        if is_buffer:
+            part = r[row.OFFSET] + (i64(v[offset_register, lane]) if offset_register >= 0 else 0)
+            inside_words = 0
+            if size <= 4:
+                inside_words = 1 if part < limit else 0
+            else:
+                for word in range(words):
+                    if part + 4 * word < limit:
+                        inside_words += 1
+            address = base + soffset + part
+        elif address_words == 2:
+            address = i64(u64(v[offset_register, lane]) | u64(v[offset_register + 1, lane]) << u64(32)) + r[row.OFFSET]
+        else:
+            address = base + r[row.OFFSET] + (i64(v[offset_register, lane]) if offset_register >= 0 else 0)
+        whole = inside_words == words
+        touched = size if whole else 4 * inside_words
+        if atomic and not whole:
+            touched = 0
+        region = i64(0)
+        if touched:
+            region = region_of(address, touched, regions_low, regions_high, run)
+            if region < 0:
+                kind = OUTSIDE_STORE if store else OUTSIDE_ATOMIC if atomic else OUTSIDE_LOAD
+                return fault(run, kind, pc, wave, lane, address, touched)
+        if store:
+            if touched and whole:
+                if run[WATCH_WRITERS]:
+                    other = claim(address, size, region, regions_low, page_base, page_of, pages, run)
+                    if other:
+                        return fault(run, WRITE_RACE, pc, wave, lane, address, other - 1)
+                store_from(v, r, register, lane, address)
+            else:
+                for word in range(inside_words):
+                    store_u32(address + 4 * word, v[register + word, lane])
+        elif atomic:
+            old = atomic_at(address, r, v, lane, register) if touched else u64(0)
+            if flags & row.RETURNS:
+                v[into, lane] = u32(old & u64(0xFFFFFFFF))
+                if size == 8:
+                    v[into + 1, lane] = u32(old >> u64(32))
+        elif to_lds:
+            step = 4 if size <= 4 else 16
+            place = i64(s[124]) + r[row.OFFSET] + lane * step
+            if place + max(size, 4) > lds.shape[0]:
+                return fault(run, LDS_OUTSIDE, pc, wave, lane, place, size)
+            count = max(size, 4)
+            for byte in range(count):
+                small[byte] = load_u8(address + byte) if byte < touched else np.uint8(0)
+            if lds_touch(True, place, count, wave, -w[VM_ISSUED], run, w_all, lds, small, watch):
+                return fault(run, LDS_RACE, pc, wave, lane, place, 1)
+            for byte in range(count):
+                lds[place + byte] = small[byte]
+                lds_known[place + byte] = 1
+        elif whole:
+            put_loaded(v, r, register, lane, address)
+        elif size < 4:
+            put_narrow(v, register, lane, i64(0), size, flags)
+        else:
+            for word in range(words):
+                v[register + word, lane] = load_u32(address + 4 * word) if word < inside_words else u32(0)
+    if not store and not to_lds and not (atomic and not flags & row.RETURNS):
+        for word in range(words):
+            vk[into + word if atomic else register + word] |= execute
+            vm[into + word if atomic else register + word] = w[VM_ISSUED]
+            if flags & row.FLAT:
+                vl[register + word] = w[LGKM_ISSUED]
+    return DONE
+
+
+@njit
+def step_scratch(r, w, v, vk, vm, vl, s, wave, scratch, scratch_known, run):
+    """A lane's private memory."""
+    execute = scalar64(s, 126)
+    flags, size, pc = r[row.FLAGS], r[row.SIZE], w[PC] - 1
+    register, words = r[row.DST], max(1, size // 4)
+    if not check_registers(w, vm, vl, register, words):
+        return fault(run, MISSING_WAIT, pc, wave, -1, 0, register)
+    base = r[row.OFFSET] + (i64(s[r[row.SRC1]]) if r[row.SRC1] >= 0 else 0)
+    own = r[row.SRC0]
+    if own >= 0 and (vk[own] & execute) != execute:
+        return fault(run, UNKNOWN_ADDRESS, pc, wave, first_lane(execute & ~vk[own]), 0, own)
+    w[VM_ISSUED] += 1
+    unknown = np.zeros(4, np.uint64)
+    for lane in range(64):
+        if not lane_bit(execute, lane):
+            continue
+        place = base + (i64(np.int32(v[own, lane])) if own >= 0 else 0)
+        if place < 0 or place + size > scratch.shape[1]:
+            return fault(run, SCRATCH_OUTSIDE, pc, wave, lane, place, size)
+        for byte in range(size):
+            word, shift = byte // 4, u32(8 * (byte % 4) + (16 if flags & row.HIGH_HALF else 0))
+            bit = u64(1) << u64(lane)
+            if flags & row.STORE:
+                scratch[lane, place + byte] = np.uint8((v[register + word, lane] >> shift) & u32(255))
+                scratch_known[lane, place + byte] = 1 if vk[register + word] & bit else 0
+            else:
+                if scratch_known[lane, place + byte] == 0:
+                    unknown[word] |= bit
+        if not flags & row.STORE:
+            if size >= 4:
+                for word in range(words):
+                    value = u32(0)
+                    for byte in range(4):
+                        value |= u32(scratch[lane, place + 4 * word + byte]) << u32(8 * byte)
+                    v[register + word, lane] = value
+            else:
+                narrow = i64(scratch[lane, place])
+                if size == 2:
+                    narrow |= i64(scratch[lane, place + 1]) << 8
+                put_narrow(v, register, lane, narrow, size, flags)
+    if not flags & row.STORE:
+        for word in range(words):
+            vk[register + word] = (vk[register + word] | execute) & ~unknown[word]
+            vm[register + word] = w[VM_ISSUED]
+    return DONE
+
+
+@njit
+def step_lds(r, w, v, vk, vm, vl, s, wave, lds, lds_known, watch, w_all, run, small):
+    """Reads, writes and atomics of the workgroup's shared memory."""
+    execute = scalar64(s, 126)
+    flags, size, pc = r[row.FLAGS], r[row.SIZE], w[PC] - 1
+    own, register, words = r[row.SRC0], r[row.DST], max(1, size // 4)
+    store, atomic = flags & row.STORE, flags & row.ATOMIC
+    if unready(w, own, vm, vl):
+        return fault(run, MISSING_WAIT, pc, wave, -1, 0, own)
+    if (vk[own] & execute) != execute:
+        return fault(run, UNKNOWN_ADDRESS, pc, wave, first_lane(execute & ~vk[own]), 0, own)
+    parts = 2 if flags & row.TWO else 1
+    for part in range(parts):
+        first = (r[row.SRC1] if part else register) if store else register + part * words
+        if not check_registers(w, vm, vl, first, words):
+            return fault(run, MISSING_WAIT, pc, wave, -1, 0, first)
+    if flags & row.TRANSPOSED:
+        return read_transposed(r, w, v, vk, vl, s, wave, lds, lds_known, watch, w_all, run, small)
+    w[LGKM_ISSUED] += 1
+    # The first part may overwrite the addresses of the second.
+    starts = v[own].copy()
+    for part in range(parts):
+        first = (r[row.SRC1] if part else register) if store else register + part * words
+        offset = r[row.TARGET] if part else r[row.OFFSET]
+        known_all = np.zeros(4, np.uint64)
+        for lane in range(64):
+            if not lane_bit(execute, lane):
+                continue
+            bit = u64(1) << u64(lane)
+            place = (i64(starts[lane]) + offset) & 0xFFFFFFFF
+            if place + size > lds.shape[0]:
+                if store or atomic:
+                    return fault(run, LDS_OUTSIDE, pc, wave, lane, place, size)
+                for word in range(words):
+                    if size >= 4:
+                        v[first + word, lane] = u32(0)
+                    else:
+                        put_narrow(v, first, lane, i64(0), size, flags)
+                continue
+            if store:
+                for byte in range(size):
+                    word, shift = byte // 4, u32(8 * (byte % 4) + (16 if flags & row.HIGH_HALF else 0))
+                    small[byte] = np.uint8((v[first + word, lane] >> shift) & u32(255))
+                if lds_touch(True, place, size, wave, w[LGKM_ISSUED], run, w_all, lds, small, watch):
+                    return fault(run, LDS_RACE, pc, wave, lane, place, 1)
+                for byte in range(size):
+                    lds[place + byte] = small[byte]
+                    lds_known[place + byte] = 1 if vk[first + byte // 4] & bit else 0
+                continue
+            if atomic:
+                old = u32(0)
+                for byte in range(4):
+                    old |= u32(lds[place + byte]) << u32(8 * byte)
+                left = atomic_result(r[row.OP], old, v[register, lane], u32(0))
+                for byte in range(4):
+                    lds[place + byte] = np.uint8((left >> u32(8 * byte)) & u32(255))
+                if flags & row.RETURNS:
+                    v[r[row.SRC3], lane] = old
+                    known_all[0] |= bit
+                continue
+            if lds_touch(False, place, size, wave, 0, run, w_all, lds, small, watch):
+                return fault(run, LDS_RACE, pc, wave, lane, place, 0)
+            if size >= 4:
+                for word in range(words):
+                    value = u32(0)
+                    fine = True
+                    for byte in range(4):
+                        value |= u32(lds[place + 4 * word + byte]) << u32(8 * byte)
+                        fine = fine and lds_known[place + 4 * word + byte] != 0
+                    v[first + word, lane] = value
+                    if fine:
+                        known_all[word] |= bit
+            else:
+                narrow = i64(lds[place])
+                fine = lds_known[place] != 0
+                if size == 2:
+                    narrow |= i64(lds[place + 1]) << 8
+                    fine = fine and lds_known[place + 1] != 0
+                put_narrow(v, first, lane, narrow, size, flags)
+                if fine:
+                    known_all[0] |= bit
+        if atomic:
+            if flags & row.RETURNS:
+                vk[r[row.SRC3]] |= known_all[0]
+                vl[r[row.SRC3]] = w[LGKM_ISSUED]
+        elif not store:
+            for word in range(words):
+                keeps = vk[first + word] if flags & (row.HIGH_HALF | row.LOW_HALF) else _ALL
+                vk[first + word] = (vk[first + word] & ~execute) | (known_all[word] & execute & keeps)
+                vl[first + word] = w[LGKM_ISSUED]
+    return DONE
+
+
+@njit
+def read_transposed(r, w, v, vk, vl, s, wave, lds, lds_known, watch, w_all, run, small):
+    """ds_read_b64_tr: in each sixteen lanes, what they read together is a matrix, and each gets a column of it."""
+    execute = scalar64(s, 126)
+    pc = w[PC] - 1
+    own, register, bits = r[row.SRC0], r[row.DST], r[row.IMMEDIATE]
+    if execute != _ALL:
+        return fault(run, EXEC_EMPTY, pc, wave, first_lane(~execute), 0, 1)
+    w[LGKM_ISSUED] += 1
+    whole = np.zeros((64, 2), np.uint32)
+    fine = u64(0)
+    for lane in range(64):
+        place = (i64(v[own, lane]) + r[row.OFFSET]) & 0xFFFFFFFF
+        if place + 8 > lds.shape[0]:
+            continue
+        if lds_touch(False, place, 8, wave, 0, run, w_all, lds, small, watch):
+            return fault(run, LDS_RACE, pc, wave, lane, place, 0)
+        known = True
+        for byte in range(8):
+            whole[lane, byte // 4] |= u32(lds[place + byte]) << u32(8 * (byte % 4))
+            known = known and lds_known[place + byte] != 0
+        if known:
+            fine |= u64(1) << u64(lane)
+    items = 64 // bits
+    mask = u64((1 << bits) - 1)
+    known_out = u64(0)
+    for lane in range(64):
+        group, column = lane & ~15, lane & 15
+        value = u64(0)
+        known = True
+        for line in range(items):
+            index = 16 * line + column
+            source, item = group + index // items, index % items
+            both = u64(whole[source, 0]) | u64(whole[source, 1]) << u64(32)
+            value |= ((both >> u64(bits * item)) & mask) << u64(bits * line)
+            known = known and lane_bit(fine, source)
+        v[register, lane] = u32(value & u64(0xFFFFFFFF))
+        v[register + 1, lane] = u32(value >> u64(32))
+        if known:
+            known_out |= u64(1) << u64(lane)
+    for word in range(2):
+        vk[register + word] = known_out
+        vl[register + word] = w[LGKM_ISSUED]
+    return DONE
+
+
+@njit
+def step_permute(r, w, v, vk, vl, s, wave, run):
+    """ds_bpermute (0), ds_permute (1), ds_swizzle (2): lanes exchange a register through the LDS hardware."""
+    execute = scalar64(s, 126)
+    op, offset = r[row.OP], r[row.OFFSET]
+    if op < 2 and (vk[r[row.SRC0]] & execute) != execute:
+        return fault(run, UNKNOWN_ADDRESS, w[PC] - 1, wave, first_lane(execute & ~vk[r[row.SRC0]]), 0, r[row.SRC0])
+    w[LGKM_ISSUED] += 1
+    data = r[row.SRC1] if op < 2 else r[row.SRC0]
+    found = np.zeros(64, np.uint32)
+    known = u64(0) if op != 1 else _ALL
+    for lane in range(64):
+        if not lane_bit(execute, lane):
+            continue
+        if op == 1:
+            target = ((i64(v[r[row.SRC0], lane]) + offset) >> 2) & 63
+            found[target] = v[data, lane]
+            if not lane_bit(vk[data], lane):
+                known &= ~(u64(1) << u64(target))
+            continue
+        if op == 0:
+            source = ((i64(v[r[row.SRC0], lane]) + offset) >> 2) & 63
+        elif offset & 0x8000:
+            source = (lane & ~3) | ((offset >> (2 * (lane & 3))) & 3)
+        else:
+            source = (lane & 32) | ((((lane & 31) & (offset & 31)) | ((offset >> 5) & 31)) ^ ((offset >> 10) & 31))
+        if lane_bit(execute, source):
+            found[lane] = v[data, source]
+        if not lane_bit(execute, source) or lane_bit(vk[data], source):
+            known |= u64(1) << u64(lane)
+    for lane in range(64):
+        if lane_bit(execute, lane):
+            v[r[row.DST], lane] = found[lane]
+    vk[r[row.DST]] = (vk[r[row.DST]] & ~execute) | (known & execute)
+    vl[r[row.DST]] = w[LGKM_ISSUED]
+    return DONE
+
+
+@njit
+def step_scalar_load(r, w, s, sk, sl, wave, regions_low, regions_high, run):
+    pc = w[PC] - 1
+    base = scalar64(s, r[row.SRC0])
+    if scalar64(sk, r[row.SRC0]) != _ALL or (r[row.SRC1] >= 0 and sk[r[row.SRC1]] != u32(0xFFFFFFFF)):
+        return fault(run, UNKNOWN_ADDRESS, pc, wave, -1, 0, row.SCALAR_BASE + r[row.SRC0])
+    if sl[r[row.SRC0]] > w[LGKM_DONE] or sl[r[row.SRC0] + 1] > w[LGKM_DONE]:
+        return fault(run, MISSING_WAIT, pc, wave, -1, 0, row.SCALAR_BASE + r[row.SRC0])
+    offset = r[row.OFFSET] + (i64(s[r[row.SRC1]]) if r[row.SRC1] >= 0 else 0)
+    buffer = r[row.FLAGS] & 1
+    address = i64(base & u64(0xFFFFFFFFFFFF)) if buffer else i64(base)
+    address = (address + offset) & ~3
+    limit = i64(s[r[row.SRC0] + 2]) if buffer else i64(0)
+    w[LGKM_ISSUED] += 1
+    w[SMEM_OPEN] = w[LGKM_ISSUED]
+    for word in range(r[row.SIZE]):
+        inside = not buffer or offset + 4 * word < limit
+        if inside and region_of(address + 4 * word, 4, regions_low, regions_high, run) < 0:
+            return fault(run, OUTSIDE_LOAD, pc, wave, -1, address + 4 * word, 4)
+        s[r[row.DST] + word] = load_u32(address + 4 * word) if inside else u32(0)
+        sk[r[row.DST] + word] = u32(0xFFFFFFFF)
+        sl[r[row.DST] + word] = w[LGKM_ISSUED]
+    return DONE
+
+
+@njit
+def step_lane(r, w, v, vk, vm, vl, s, sk, sl, wave, run, literals):
+    """v_readlane, v_readfirstlane, v_writelane. Gives what a run ends with."""
+    kind, pc = r[row.KIND], w[PC] - 1
+    if kind == Kind.WRITE_LANE:
+        lane = i64(scalar_of(r[row.SRC1], 1, s, w, literals)) & 63
+        v[r[row.DST], lane] = u32(scalar_of(r[row.SRC0], 1, s, w, literals) & u64(0xFFFFFFFF))
+        bit = u64(1) << u64(lane)
+        known = scalar_known(r[row.SRC0], 1, sk) == _ALL
+        vk[r[row.DST]] = vk[r[row.DST]] | bit if known else vk[r[row.DST]] & ~bit
+        return DONE
+    lane = i64(0)
+    if kind == Kind.READ_LANE:
+        lane = i64(scalar_of(r[row.SRC1], 1, s, w, literals)) & 63
+    elif scalar64(s, 126) == u64(0):
+        return fault(run, EXEC_EMPTY, pc, wave, 0, 0, 0)
+    else:
+        lane = first_lane(scalar64(s, 126))
+    code = r[row.SRC0]
+    if code >= row.SCALAR_BASE:
+        s[r[row.DST]] = u32(scalar_of(code, 1, s, w, literals) & u64(0xFFFFFFFF))
+        sk[r[row.DST]] = u32(scalar_known(code, 1, sk) & u64(0xFFFFFFFF))
+        return DONE
+    if unready(w, code, vm, vl):
+        return fault(run, MISSING_WAIT, pc, wave, lane, 0, code)
+    s[r[row.DST]] = v[code, lane]
+    sk[r[row.DST]] = u32(0xFFFFFFFF) if lane_bit(vk[code], lane) else u32(0)
+    return DONE
+
+
+@njit
+def run_wave(wave, rows, literals, matrices, w_all, v_all, vk_all, vm_all, vl_all, s_all, sk_all, sl_all, lds, lds_known, watch,
+             scratch_all, scratch_known_all, regions_low, regions_high, page_base, page_of, pages, run, buffers, addresses,
+             numbers, numbers_at, left, right, known_left, known_right, addend, addend_known, small, vectors, scalar):  # fmt: skip
+    """Runs one wave until its barrier, its end or a fault."""
+    w, v, vk, vm, vl = w_all[wave], v_all[wave], vk_all[wave], vm_all[wave], vl_all[wave]
+    s, sk, sl = s_all[wave], sk_all[wave], sl_all[wave]
+    count = rows.shape[0]
+    while True:
+        pc = w[PC]
+        if pc < 0 or pc >= count:
+            return fault(run, WRONG_PC, pc, wave, -1, 0, 0)
+        if run[INSTRUCTIONS] >= run[INSTRUCTION_LIMIT]:
+            return LIMIT
+        run[INSTRUCTIONS] += 1
+        r = rows[pc]
+        w[PC] = pc + 1
+        kind = r[row.KIND]
+        ends = DONE
+        if kind <= Kind.COMPARE:
+            for place in range(r[row.SOURCES]):
+                if source_unready(r, place, w, vm, vl, sl):
+                    return fault(run, MISSING_WAIT, pc, wave, -1, 0, r[row.SRC0 + place])
+            if not check_registers(w, vm, vl, r[row.DST], r[row.DST_WORDS]):
+                return fault(run, MISSING_WAIT, pc, wave, -1, 0, r[row.DST])
+            if run[STRICT]:
+                for place in range(r[row.SOURCES]):
+                    execute = scalar64(s, 126)
+                    if r[row.MASK] < 0 and (known_of(r, place, vk, sk, execute, r[row.UPWARD] != 0) & execute) != execute:
+                        return fault(run, UNKNOWN_READ, pc, wave, -1, 0, r[row.SRC0 + place])
+            bad = step_vector(r, w, v, vk, s, sk, literals, buffers, addresses, vectors)
+            if bad:
+                return fault(run, bad, pc, wave, -1, 0, 0)
+        elif kind == Kind.SCALAR or kind == Kind.SAVE_EXEC:
+            bad = step_scalar(r, w, s, sk, sl, literals, numbers, numbers_at, scalar)
+            if bad:
+                return fault(run, bad, pc, wave, -1, 0, row.SCALAR_BASE + r[row.DST])
+        elif kind == Kind.BRANCH:
+            target = step_branch(r, w, s, sk)
+            if target < 0:
+                return fault(run, UNKNOWN_CONDITION, pc, wave, -1, 0, 0)
+            w[PC] = target
+        elif kind == Kind.WAIT:
+            if w[VM_ISSUED] - r[row.OP] > w[VM_DONE]:
+                w[VM_DONE] = w[VM_ISSUED] - r[row.OP]
+            # Scalar loads come back in any order: while one is open, only a wait for zero says anything.
+            if w[SMEM_OPEN] <= w[LGKM_DONE] or r[row.IMMEDIATE] == 0:
+                if w[LGKM_ISSUED] - r[row.IMMEDIATE] > w[LGKM_DONE]:
+                    w[LGKM_DONE] = w[LGKM_ISSUED] - r[row.IMMEDIATE]
+        elif kind == Kind.BUFFER or kind == Kind.GLOBAL:
+            ends = step_memory(r, w, v, vk, vm, vl, s, sk, literals, wave, regions_low, regions_high, page_base, page_of,
+                               pages, run, lds, lds_known, watch, w_all, small)  # fmt: skip
+        elif kind == Kind.LDS:
+            ends = step_lds(r, w, v, vk, vm, vl, s, wave, lds, lds_known, watch, w_all, run, small)
+        elif kind == Kind.MATRIX:
+            m = matrices[r[row.MATRIX_ROW]]
+            if not check_registers(w, vm, vl, r[row.SRC0], m[row.WORDS_A]):
+                return fault(run, MISSING_WAIT, pc, wave, -1, 0, r[row.SRC0])
+            if not check_registers(w, vm, vl, r[row.SRC1], m[row.WORDS_B]):
+                return fault(run, MISSING_WAIT, pc, wave, -1, 0, r[row.SRC1])
+            if r[row.SRC2] < row.SCALAR_BASE and not check_registers(w, vm, vl, r[row.SRC2], m[row.WORDS_D]):
+                return fault(run, MISSING_WAIT, pc, wave, -1, 0, r[row.SRC2])
+            if not check_registers(w, vm, vl, r[row.DST], m[row.WORDS_D]):
+                return fault(run, MISSING_WAIT, pc, wave, -1, 0, r[row.DST])
+            if run[STRICT]:
+                for side in range(3):
+                    base, words = (r[row.SRC0], m[row.WORDS_A]) if side == 0 else (r[row.SRC1], m[row.WORDS_B]) if side == 1 else (r[row.SRC2], m[row.WORDS_D])
+                    for word in range(words):
+                        if base < row.SCALAR_BASE and vk[base + word] != _ALL:
+                            return fault(run, UNKNOWN_READ, pc, wave, first_lane(~vk[base + word]), 0, base + word)
+            matrix(r, m, v, vk, s, w, literals, left, right, known_left, known_right, addend, addend_known)
+        elif kind == Kind.SCALAR_LOAD:
+            ends = step_scalar_load(r, w, s, sk, sl, wave, regions_low, regions_high, run)
+        elif kind == Kind.SCRATCH:
+            ends = step_scratch(r, w, v, vk, vm, vl, s, wave, scratch_all[wave], scratch_known_all[wave], run)
+        elif kind <= Kind.WRITE_LANE:
+            ends = step_lane(r, w, v, vk, vm, vl, s, sk, sl, wave, run, literals)
+        elif kind == Kind.LDS_PERMUTE:
+            if unready(w, r[row.SRC0], vm, vl) or (r[row.OP] < 2 and unready(w, r[row.SRC1], vm, vl)):
+                return fault(run, MISSING_WAIT, pc, wave, -1, 0, r[row.SRC0])
+            ends = step_permute(r, w, v, vk, vl, s, wave, run)
+        elif kind == Kind.SWAP_ROWS:
+            if unready(w, r[row.SRC0], vm, vl) or unready(w, r[row.DST], vm, vl):
+                return fault(run, MISSING_WAIT, pc, wave, -1, 0, r[row.SRC0])
+            swap_rows(r, v, vk, scalar64(s, 126))
+        elif kind == Kind.SWAP:
+            execute = scalar64(s, 126)
+            a, b = r[row.DST], r[row.SRC0]
+            for lane in range(64):
+                if lane_bit(execute, lane):
+                    v[a, lane], v[b, lane] = v[b, lane], v[a, lane]
+            vk[a], vk[b] = (vk[a] & ~execute) | (vk[b] & execute), (vk[b] & ~execute) | (vk[a] & execute)
+        elif kind == Kind.BARRIER:
+            w[STATUS] = AT_BARRIER
+            w[PUBLISHED_LGKM], w[PUBLISHED_VM] = w[LGKM_DONE], w[VM_DONE]
+            return DONE
+        elif kind == Kind.END:
+            w[STATUS] = ENDED
+            return DONE
+        elif kind == Kind.SET_MODE:
+            bit = i64(1) << r[row.OFFSET]
+            w[MODE] = (w[MODE] & ~bit) | (bit if r[row.IMMEDIATE] & 1 else 0)
+        elif kind == Kind.TRAP:
+            return fault(run, TRAPPED, pc, wave, -1, 0, 0)
+        if ends != DONE:
+            if ends == GROW:
+                w[PC] = pc
+                run[INSTRUCTIONS] -= 1
+            return ends
+
+
+@njit(cache=True)
+def run_launch(rows, literals, matrices, w_all, v_all, vk_all, vm_all, vl_all, s_all, sk_all, sl_all, lds, lds_known, watch,
+               scratch_all, scratch_known_all, regions_low, regions_high, page_base, page_of, pages, run, buffers, addresses,
+               numbers, numbers_at, left, right, known_left, known_right, addend, addend_known, small, vectors, scalar, first_v, first_s, first_sk, group_at, mode):  # fmt: skip
+    """Every workgroup of a launch, in order. May end with GROW and be called again, and goes on where it was."""
+    waves = w_all.shape[0]
+    while run[GROUP] < run[LAST_GROUP]:
+        if run[STARTED] == 0:
+            start_group(w_all, v_all, vk_all, vm_all, vl_all, s_all, sk_all, sl_all, lds, lds_known, watch, scratch_known_all, run,
+                        first_v, first_s, first_sk, group_at, mode)  # fmt: skip
+            run[STARTED] = 1
+        going = True
+        while going:
+            for wave in range(waves):
+                if w_all[wave, STATUS] == RUNNING:
+                    ends = run_wave(wave, rows, literals, matrices, w_all, v_all, vk_all, vm_all, vl_all, s_all, sk_all, sl_all,
+                                    lds, lds_known, watch, scratch_all, scratch_known_all, regions_low, regions_high, page_base,
+                                    page_of, pages, run, buffers, addresses, numbers, numbers_at, left, right, known_left, known_right, addend, addend_known, small, vectors,
+                                    scalar)  # fmt: skip
+                    if ends != DONE:
+                        return ends
+            going = False
+            for wave in range(waves):
+                if w_all[wave, STATUS] == AT_BARRIER:
+                    w_all[wave, STATUS] = RUNNING
+                    going = True
+            run[EPOCH] += 1
+        run[GROUP] += 1
+        run[STARTED] = 0
+    return DONE
+
+
+@njit
+def start_group(w_all, v_all, vk_all, vm_all, vl_all, s_all, sk_all, sl_all, lds, lds_known, watch, scratch_known_all, run,
+                first_v, first_s, first_sk, group_at, mode):  # fmt: skip
+    """Registers as a workgroup finds them; nothing else is known."""
+    group = run[GROUP]
+    x = group % run[GROUPS_X]
+    y = (group // run[GROUPS_X]) % run[GROUPS_Y]
+    z = group // (run[GROUPS_X] * run[GROUPS_Y])
+    run[EPOCH] += 1
+    lds_known[:] = 0
+    watch[0, :] = 0
+    watch[2, :] = 0
+    scratch_known_all[:] = 0
+    for wave in range(w_all.shape[0]):
+        w_all[wave, :] = 0
+        w_all[wave, SCC_KNOWN] = 1
+        w_all[wave, MODE] = mode
+        vk_all[wave, :] = u64(0)
+        vm_all[wave, :] = 0
+        vl_all[wave, :] = 0
+        sl_all[wave, :] = 0
+        s_all[wave, :] = first_s
+        sk_all[wave, :] = first_sk
+        for place in range(first_v.shape[1]):
+            v_all[wave, place, :] = first_v[wave, place]
+            vk_all[wave, place] = _ALL
+        for axis in range(3):
+            if group_at[axis] >= 0:
+                s_all[wave, group_at[axis]] = u32(x if axis == 0 else y if axis == 1 else z)
+                sk_all[wave, group_at[axis]] = u32(0xFFFFFFFF)
+        put_scalar64(s_all[wave], 126, _ALL)
+        set_known_scalar(sk_all[wave], 126, 2, _ALL)

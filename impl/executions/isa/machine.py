@@ -1,0 +1,300 @@
+"""One launch of one program on arguments in this process's memory: what goes in, and what a fault says.
+
+The address space is the process's own: an argument's address is where its storage lies, so that the compiled code computes
+with real pointers, and every access is checked against the storages that the launch was given.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import functools
+import struct
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from impl.executions.isa import core, encoding
+from impl.executions.isa.arithmetic import MODE_FNUZ
+from impl.executions.isa.assembly import EXEC, Program
+from impl.executions.isa.encoding import Encoded
+from impl.executions.isa.lanes import compiled
+from impl.executions.isa.unsupported import UnsupportedInstruction
+
+Array = np.ndarray[Any, Any]
+
+LDS_LIMIT: Mapping[str, int] = {"gfx942": 65536, "gfx950": 163840}
+"""Bytes of LDS of a workgroup."""
+DEFAULT_LIMIT = 2_000_000_000
+"""Wave-instructions after which a launch counts as endless."""
+
+# IEEE_MODE, DX10_CLAMP and subnormals kept, as every kernel descriptor here asks.
+_MODE = 0x3F0
+
+_SENTENCES = {
+    core.OUTSIDE_LOAD: "a load of {more} bytes outside every argument",
+    core.OUTSIDE_STORE: "a store of {more} bytes outside every argument",
+    core.OUTSIDE_ATOMIC: "an atomic of {more} bytes outside every argument",
+    core.UNKNOWN_ADDRESS: "an address or descriptor in {register}, which was never written",
+    core.UNKNOWN_STORED: "{register}, which was never written, is stored",
+    core.UNKNOWN_CONDITION: "a condition that depends on what was never written",
+    core.MISSING_WAIT: "{register} is used before its load was waited for",
+    core.LDS_RACE: "LDS byte {address} meets another wave's access without a barrier, or its write was not waited for",
+    core.WRITE_RACE: "a byte that workgroup {more} of the same launch wrote too",
+    core.EXEC_EMPTY: "no lane executes, or not every lane where all must",
+    core.LDS_OUTSIDE: "an LDS access at byte {address} outside the workgroup's LDS",
+    core.SCRATCH_OUTSIDE: "a scratch access at byte {address} outside the lane's scratch",
+    core.TRAPPED: "the kernel trapped",
+    core.UNKNOWN_READ: "{register}, which was never written, is read",
+    core.WRONG_PC: "execution ran out of the kernel's code",
+}
+_KINDS = {
+    core.OUTSIDE_LOAD: "out-of-bounds load", core.OUTSIDE_STORE: "out-of-bounds store", core.OUTSIDE_ATOMIC: "out-of-bounds atomic",
+    core.UNKNOWN_ADDRESS: "unwritten address", core.UNKNOWN_STORED: "unwritten value stored",
+    core.UNKNOWN_CONDITION: "unwritten condition", core.MISSING_WAIT: "missing wait", core.LDS_RACE: "LDS race",
+    core.WRITE_RACE: "write race", core.EXEC_EMPTY: "lanes off", core.LDS_OUTSIDE: "out-of-bounds LDS",
+    core.SCRATCH_OUTSIDE: "out-of-bounds scratch", core.TRAPPED: "trap", core.WRONG_PC: "runaway",
+    core.UNKNOWN_READ: "unwritten value read",
+}  # fmt: skip
+
+
+class MachineFault(Exception):
+    """What hardware would not forgive, or would forgive by luck; ``str`` is the whole story in one sentence.
+
+    kind: such as ``missing wait``. instruction: its text. wave, lane: lane is -1 where no single one is to blame. source:
+    file and line of the kernel, or empty.
+    """
+
+    def __init__(self, kind: str, sentence: str, instruction: str, wave: int, lane: int, group: int, source: str) -> None:
+        where = f"workgroup {group}, wave {wave}" + (f", lane {lane}" if lane >= 0 else "")
+        super().__init__(f"{kind} in {instruction!r}{f' ({source})' if source else ''}, {where}: {sentence}")
+        self.kind = kind
+        self.instruction = instruction
+        self.wave = wave
+        self.lane = lane
+        self.group = group
+        self.source = source
+
+
+class EndlessLaunch(Exception):
+    """A launch executed more instructions than its limit."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Kernel:
+    """A program ready to run, and how its launch fills the first registers."""
+
+    program: Program
+    encoded: Encoded
+
+
+@functools.cache
+def _executor() -> tuple[Any, Any]:
+    module = compiled()
+    return module.VECTORS, module.scalar
+
+
+def prepare(program: Program) -> Kernel:
+    """Encodes a program. Raises `UnsupportedInstruction` for what is not modelled."""
+    if program.arch not in LDS_LIMIT:
+        raise UnsupportedInstruction(f"{program.arch} is not modelled: {' and '.join(LDS_LIMIT)} are")
+    return Kernel(program, encoding.encode(program))
+
+
+class State:
+    """All registers and memories of one workgroup."""
+
+    def __init__(self, waves: int, lds_bytes: int, scratch_bytes: int, grain: int) -> None:
+        self.w = np.zeros((waves, core.WAVE_COLUMNS), np.int64)
+        self.v = np.zeros((waves, 512, 64), np.uint32)
+        self.vk = np.zeros((waves, 512), np.uint64)
+        self.vm = np.zeros((waves, 512), np.int64)
+        self.vl = np.zeros((waves, 512), np.int64)
+        self.s = np.zeros((waves, 132), np.uint32)
+        self.sk = np.zeros((waves, 132), np.uint32)
+        self.sl = np.zeros((waves, 132), np.int64)
+        self.lds = np.zeros(lds_bytes, np.uint8)
+        self.lds_known = np.zeros(lds_bytes, np.uint8)
+        self.watch = np.zeros((6, lds_bytes // grain + 1), np.int64)
+        self.scratch = np.zeros((waves, 64, scratch_bytes), np.uint8)
+        self.scratch_known = np.zeros((waves, 64, scratch_bytes), np.uint8)
+
+
+def run(
+    kernel: Kernel,
+    state: State,
+    regions: Sequence[tuple[int, int]],
+    grid: tuple[int, int, int],
+    first_v: Array,
+    first_s: Array,
+    first_sk: Array,
+    group_at: Array,
+    limit: int = DEFAULT_LIMIT,
+    watch_writers: bool = True,
+    started: bool = False,
+) -> int:
+    """Runs a grid of workgroups over memory; the number of wave-instructions.
+
+    regions: (first address, address behind the last byte) of everything that may be touched, apart from one another.
+    started: the state holds the first workgroup's registers already.
+    """
+    rows = kernel.encoded.rows
+    ordered = sorted(regions) or [(0, 0)]
+    low = np.array([start for start, _ in ordered], np.int64)
+    high = np.array([end for _, end in ordered], np.int64)
+    sizes = (high - low // 4096 * 4096) // 4096 + 1
+    page_base = np.concatenate([[0], np.cumsum(sizes)[:-1]]).astype(np.int64)
+    page_of = np.zeros(int(sizes.sum()), np.int32)
+    pages = np.zeros((512, 4096), np.int32)
+    numbers = np.zeros(core.RUN_COLUMNS, np.int64)
+    numbers[core.LAST_GROUP] = grid[0] * grid[1] * grid[2]
+    numbers[[core.GROUPS_X, core.GROUPS_Y, core.GROUPS_Z]] = grid
+    numbers[core.INSTRUCTION_LIMIT], numbers[core.FREE_PAGE] = limit, 1
+    numbers[core.STARTED], numbers[core.EPOCH] = int(started), int(started)
+    numbers[core.GRAIN], numbers[core.WATCH_WRITERS] = kernel.encoded.grain, int(watch_writers)
+    numbers[core.STRICT] = int(os.environ.get('STRICT','0'))
+    buffers = np.zeros((7, 256), np.uint32)
+    addresses = np.array([buffers[place].ctypes.data for place in range(7)], np.int64)
+    scalars = np.zeros(8, np.uint64)
+    table = kernel.encoded.matrices
+    blocks, m, n, k = (max(1, int(table[:, column].max())) for column in (encoding.BLOCKS, encoding.M, encoding.N, encoding.K))
+    left, right = np.zeros((blocks, m, k)), np.zeros((blocks, n, k))
+    known_left, known_right = np.zeros((blocks, m), np.bool_), np.zeros((blocks, n), np.bool_)
+    addend, addend_known = np.zeros((32, 64), np.uint32), np.zeros(32, np.uint64)
+    small = np.zeros(16, np.uint8)
+    vectors, scalar = _executor()
+    mode = mode_of(kernel.program.arch)
+    while True:
+        ends = core.run_launch(
+            rows, kernel.encoded.literals, table, state.w, state.v, state.vk, state.vm, state.vl, state.s, state.sk, state.sl,
+            state.lds, state.lds_known, state.watch, state.scratch, state.scratch_known, low, high, page_base, page_of, pages,
+            numbers, buffers, addresses, scalars, scalars.ctypes.data, left, right, known_left, known_right,
+            addend, addend_known, small, vectors, scalar, first_v, first_s,
+            first_sk, group_at, mode,
+        )  # fmt: skip
+        if ends != core.GROW:
+            break
+        pages = np.concatenate([pages, np.zeros_like(pages)])
+    if ends == core.FAULT:
+        raise _fault(kernel, numbers)
+    if ends == core.LIMIT:
+        raise EndlessLaunch(f"{kernel.program.name} ran {limit} wave-instructions without an end")
+    return int(numbers[core.INSTRUCTIONS])
+
+
+def mode_of(arch: str) -> int:
+    """The MODE register as kernels start, and the architecture's 8-bit floats."""
+    return _MODE | (MODE_FNUZ if arch == "gfx942" else 0)
+
+
+def resume(kernel: Kernel, state: State, regions: Sequence[tuple[int, int]]) -> int:
+    """Runs one workgroup whose registers are set by hand."""
+    nothing = np.zeros((1, 0, 64), np.uint32), np.zeros(132, np.uint32), np.zeros(132, np.uint32), np.full(3, -1, np.int64)
+    return run(kernel, state, regions, (1, 1, 1), *nothing, started=True)
+
+
+def _fault(kernel: Kernel, numbers: Array) -> MachineFault:
+    kind, pc = int(numbers[core.FAULT_KIND]), int(numbers[core.FAULT_PC])
+    instructions = kernel.program.instructions
+    at = instructions[pc] if 0 <= pc < len(instructions) else None
+    more = int(numbers[core.FAULT_MORE])
+    sentence = _SENTENCES[kind].format(register=_register(more), more=more, address=int(numbers[core.FAULT_ADDRESS]))
+    return MachineFault(
+        _KINDS[kind], sentence, at.text if at else "?", int(numbers[core.FAULT_WAVE]), int(numbers[core.FAULT_LANE]),
+        int(numbers[core.GROUP]), at.source if at else "",
+    )  # fmt: skip
+
+
+def _register(code: int) -> str:
+    if code >= encoding.LITERAL_BASE:
+        return "a constant"
+    if code >= encoding.SCALAR_BASE:
+        names = {106: "vcc_lo", 107: "vcc_hi", 124: "m0", EXEC: "exec_lo", EXEC + 1: "exec_hi"}
+        return names.get(code - encoding.SCALAR_BASE, f"s{code - encoding.SCALAR_BASE}")
+    return f"a{code - 256}" if code >= 256 else f"v{code}"
+
+
+def launch(
+    kernel: Kernel,
+    arguments: Sequence[tuple[str, int | float]],
+    regions: Sequence[tuple[int, int]],
+    grid: tuple[int, int, int],
+    waves: int,
+    shared: int,
+    limit: int = DEFAULT_LIMIT,
+    watch_writers: bool = True,
+) -> int:
+    """A launch as the driver would do it; the number of wave-instructions.
+
+    arguments: (type, value) of each in order: ``i32``, ``fp32``, ..., pointers as ``*`` with an address. shared: bytes of
+    dynamic LDS. Raises `MachineFault`, `EndlessLaunch`.
+    """
+    program = kernel.program
+    segment = _arguments(program, arguments, grid, waves)
+    lds = shared + program.directive("group_segment_fixed_size")
+    if lds > LDS_LIMIT[program.arch]:
+        raise UnsupportedInstruction(f"{lds} bytes of LDS: {program.arch} has {LDS_LIMIT[program.arch]}")
+    state = State(waves, max(lds, 4), max(program.directive("private_segment_fixed_size"), 4), kernel.encoded.grain)
+    first_v = np.zeros((waves, 1, 64), np.uint32)
+    for wave in range(waves):
+        first_v[wave, 0] = 64 * wave + np.arange(64, dtype=np.uint32)
+    first_s = np.zeros(132, np.uint32)
+    first_sk = np.zeros(132, np.uint32)
+    group_at = _first_scalars(program, segment.ctypes.data, first_s, first_sk)
+    own = (segment.ctypes.data, segment.ctypes.data + segment.nbytes)
+    return run(kernel, state, [*regions, own], grid, first_v, first_s, first_sk, group_at, limit, watch_writers)
+
+
+def _first_scalars(program: Program, segment: int, first_s: Array, first_sk: Array) -> Array:
+    """Puts the argument segment's address where the descriptor wants it; where the workgroup's numbers go."""
+    place = 0
+    for name, size in (
+        ("user_sgpr_private_segment_buffer", 4), ("user_sgpr_dispatch_ptr", 2), ("user_sgpr_queue_ptr", 2),
+        ("user_sgpr_kernarg_segment_ptr", 2), ("user_sgpr_dispatch_id", 2), ("user_sgpr_flat_scratch_init", 2),
+        ("user_sgpr_private_segment_size", 1),
+    ):  # fmt: skip
+        if not program.directive(name, int(name == "user_sgpr_kernarg_segment_ptr")):
+            continue
+        if name == "user_sgpr_kernarg_segment_ptr":
+            first_s[place : place + 2] = segment & 0xFFFFFFFF, segment >> 32
+            first_sk[place : place + 2] = 0xFFFFFFFF
+        place += size
+    place = program.directive("user_sgpr_count", place)
+    group_at = np.full(3, -1, np.int64)
+    for axis, letter in enumerate("xyz"):
+        if program.directive(f"system_sgpr_workgroup_id_{letter}", int(letter == "x")):
+            group_at[axis] = place
+            place += 1
+    return group_at
+
+
+_FORMATS = {"i1": "<B", "u1": "<B", "i8": "<b", "u8": "<B", "i16": "<h", "u16": "<H", "i32": "<i", "u32": "<I", "i64": "<q",
+            "u64": "<Q", "fp16": "<e", "fp32": "<f", "f32": "<f", "fp64": "<d"}  # fmt: skip
+
+
+def _arguments(program: Program, arguments: Sequence[tuple[str, int | float]], grid: tuple[int, int, int], waves: int) -> Array:
+    """The argument segment: the kernel's own arguments in order, then what the compiler's hidden ones ask for."""
+    data = bytearray()
+    for kind, value in arguments:
+        form = "<Q" if kind.startswith("*") else _FORMATS.get(kind)
+        if form is None:
+            raise UnsupportedInstruction(f"an argument of type {kind} is not modelled")
+        size = struct.calcsize(form)
+        data += bytes(-len(data) % size)
+        data += struct.pack(form, _wrapped(form, value))
+    data += bytes(max(program.argument_bytes, program.directive("kernarg_size"), len(data)) + 64 - len(data))
+    hidden = {f"hidden_block_count_{axis}": count for axis, count in zip("xyz", grid, strict=True)}
+    hidden |= {"hidden_group_size_x": 64 * waves, "hidden_group_size_y": 1, "hidden_group_size_z": 1, "hidden_grid_dims": 3}
+    for argument in program.arguments:
+        if argument.kind in hidden:
+            data[argument.offset : argument.offset + argument.size] = hidden[argument.kind].to_bytes(argument.size, "little")
+    return np.frombuffer(bytes(data), np.uint8).copy()
+
+
+def _wrapped(form: str, value: int | float) -> int | float:
+    if form in ("<f", "<e", "<d"):
+        return float(value)
+    size = struct.calcsize(form)
+    whole = int(value) & ((1 << (8 * size)) - 1)
+    return whole - (1 << (8 * size)) if form[1].islower() and whole >> (8 * size - 1) else whole
