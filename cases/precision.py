@@ -22,7 +22,7 @@ UNIT_ROUNDOFF: dict[str, float] = {
 Rounding = Literal["exact", "float64", "float32", "bfloat16", "float16", "float8_e4m3fn", "float8_e4m3fnuz"]
 
 
-class Precision(msgspec.Struct, frozen=True, kw_only=True):
+class Precision(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """The rounding points of one implementation on one execution.
 
     Assumed of all: the exponential of 0 is 1, so the largest key of a tile keeps its weight exactly.

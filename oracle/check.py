@@ -22,7 +22,7 @@ OFF_THE_SCALE = 1e9
 _JUST_INSIDE = 1.0 - 2.0**-20
 
 
-class Check(msgspec.Struct, frozen=True, kw_only=True):
+class Check(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """One judged output: how far its worst element is from what it should be, in units of its budget.
 
     use: error / budget of the worst element; 1.0 and more fails.

@@ -32,7 +32,8 @@ record: a record stands in its class whether or not its group grew.
 * `Slowdown`, of the same groups over the seconds of `run` without those of compiling: the median of the pairs' ratios
   with its exact interval from order statistics. Only pairs of one device, architecture and machine are compared. A
   machine that was busy slows everything, so there is one for each execution as a whole, and a group is seen when its
-  interval excludes 1 and does not meet that of the rest of the execution.
+  interval excludes 1 and does not meet that of the rest of the execution, unless the load while it ran may explain that
+  (`reports.speed` says how it is told).
 
 All tests of growth together raise a false alarm with a probability of at most `LEVEL`, and so do all intervals of time
 (Holm's and Bonferroni's correction; a group whose numbers could not reach significance whatever they did is not counted,
@@ -54,10 +55,11 @@ from reports.plan import AGAINST
 from reports.record import Environment, Record
 from reports.speed import Slowdown, Times, slowdowns
 from reports.store import Key, Run, Settings
+from reports.words import without_record
 
 __all__ = [
     "KINDS", "LEVEL", "MEANINGS", "NOT_ASKED", "NO_RECORD", "WORSE", "Change", "Diff", "Differing", "Growth", "Kind", "Move",
-    "Slowdown", "answer", "compare",
+    "Slowdown", "answer", "compare", "counted",
 ]  # fmt: skip
 
 Kind = Literal[
@@ -78,8 +80,19 @@ MEANINGS: dict[Kind, str] = {
     "bit_change": "other bits, within budget both times",
     "rejudged": "same bits, judged otherwise",
 }
+# How those classes are counted whose headings are plurals: one of them, and several.
+_COUNTED: dict[Kind, tuple[str, str]] = {
+    "new_failure": ("new failure", "new failures"),
+    "changed_failure": ("failure that changed", "failures that changed"),
+}
 NOT_ASKED = "not asked"
 NO_RECORD = "no record"
+
+
+def counted(kind: Kind, number: int) -> str:
+    """`1 new failure`, `2 new failures`, `2 fixed`."""
+    one, several = _COUNTED.get(kind, (MEANINGS[kind], MEANINGS[kind]))
+    return f"{number:,} {one if number == 1 else several}"
 
 
 class Change(msgspec.Struct, frozen=True, kw_only=True, gc=False):
@@ -330,12 +343,12 @@ def _notes(before: Run, after: Run) -> Iterator[str]:
         yield from run.notes
         if run.open_tasks:
             yield (
-                f"{run.path}: {len(run.open_tasks)} of its {len(run.plan)} questions have no record, it is still being "
-                "written or was killed half way; what is there is compared"
+                f"{run.path}: {without_record(len(run.open_tasks), len(run.plan))}, it is still being written or was killed "
+                "half way; what is there is compared"
             )
         repeated = sum(bool(record.attempts) for record in run.records.values())
         if repeated:
-            yield f"{run.path}: {repeated} of its answers came only when they were asked once more"
+            yield f"{run.path}: {repeated:,} of its answers came only when they were asked once more"
     if before.records and after.records and not before.records.keys() & after.records.keys():
         yield "the two runs have no question in common"
     asked = [

@@ -4,6 +4,7 @@
 that went wrong in the same way. Everything that is printed or written about a gate is made from its `GateResult`.
 """
 
+import dataclasses
 import datetime
 import fnmatch
 from collections import Counter
@@ -13,15 +14,15 @@ from typing import Literal
 
 from oracle.check import Check
 from reports.alike import complaint, failure_fingerprint, fingerprint, without_numbers
-from reports.diff import Change, Diff, Growth, compare
+from reports.diff import Change, Diff, Growth, compare, counted
 from reports.execute import HARNESS
 from reports.known_failures import Application, Entry, Overlap, Use, apply, counted_as
 from reports.plan import AGAINST
 from reports.policy import KEYS, Action, Policy
 from reports.record import Environment, Record
 from reports.replaying import Trees, replay_line
-from reports.store import Run, Task
-from reports.words import plural
+from reports.store import Key, Run, Task
+from reports.words import plural, was
 
 # Whom a finding speaks of: an answer, the process or the device that gave none, this harness, the difference to the
 # baseline, the file of known failures, or the run as a whole.
@@ -45,7 +46,10 @@ _SAID: tuple[tuple[Outcome, str], ...] = (
     ("known", "known to fail"),
     ("skipped", "unsupported"),
 )
-_BASELINE_RULES = ("coverage_lost", "unsupported_where_supported", "error_growth")
+_BASELINE_RULES = (
+    "coverage_lost", "unsupported_where_supported", "error_growth", "environment_changed", "changed_known",
+    "newly_failing_known",
+)  # fmt: skip
 _KNOWN_RULES = ("expired_known", "passing_known", "unmatched_known", "overlapping_known")
 _NAMED = 3
 
@@ -142,12 +146,14 @@ class GateResult:
     def sentence(self) -> str:
         """The gate in one sentence."""
         said = self.outcomes
-        counts = ", ".join(f"{said[outcome]:,} {word}" for outcome, word in _SAID if said[outcome])
-        counts = counts or "no record"
-        number = len(self.closing)
-        if not number:
-            return f"the gate is open: {counts}"
-        return f"the gate is closed by {number} finding{'' if number == 1 else 's'}: {counts}"
+        counts = [f"{said[outcome]:,} {word}" for outcome, word in _SAID if said[outcome]]
+        if self.unanswered:
+            counts.append(f"{len(self.unanswered):,} without an answer")
+        head = f"closed by {plural(len(self.closing), 'finding')}" if self.closed else "open"
+        off = self.policy.switched_off
+        are = "is" if len(off) == 1 else "are"
+        lenient = f"; {plural(len(off), 'check')} {are} switched off by the policy: {', '.join(off)}" if off else ""
+        return f"the gate is {head}: {', '.join(counts) or 'no record'}{lenient}"
 
 
 def judge(
@@ -166,7 +172,8 @@ def judge(
     looks = _Scope(policy)
     trees = Trees.of(run.settings)
     records = [record for record in run.records.values() if looks.at(record.op, record.impl)]
-    applied = apply(known or (), run.records.values(), today)
+    passed = _passed(baseline)
+    applied = _applied(known or (), run, policy, passed, today)
     judged = tuple(_judged(record, policy, applied) for record in records)
     unanswered = tuple(task for task in run.open_tasks if looks.at(task.case.partition(":")[0], task.impl))
     notes = list(run.notes)
@@ -175,6 +182,7 @@ def judge(
         *_about_retries(judged, policy, trees),
         *_about_the_run(run, policy, judged, unanswered, looks),
         *_about_known(applied, policy),
+        *_about_outlived(applied, policy, records, passed),
     ]
     if baseline is None:
         notes.append(f"no baseline was given: {', '.join(_BASELINE_RULES)} were not applied")
@@ -182,14 +190,17 @@ def judge(
         diff = compare(baseline, run)
         findings += _about_baseline(diff, policy, looks, applied, trees)
         notes += diff.notes
-        changed = ", ".join(f"{number:,} {kind.replace('_', ' ')}" for kind, number in diff.counts.items() if number)
+        changed = ", ".join(counted(kind, number) for kind, number in diff.counts.items() if number)
         notes.append(f"against {baseline.path}: {changed or 'nothing changed'}")
+        if diff.environments:
+            notes.append(_environment(diff))
     if known is None:
         notes.append(f"no known failures were given: {', '.join(_KNOWN_RULES)} were not applied")
     outside = len(run.records) - len(records)
     if outside:
-        were = "was" if outside == 1 else "were"
-        notes.append(f"{plural(outside, 'record')} outside the policy's implementations and ops {were} not judged")
+        notes.append(
+            f"{plural(outside, 'record')} outside the policy's implementations and ops {was(outside)} not judged"
+        )
     elsewhere = sum(use.state == "elsewhere" for use in applied.uses)
     if elsewhere:
         notes.append(f"known failures about what this run did not ask: {elsewhere:,}")
@@ -210,6 +221,28 @@ def judge(
         environments=tuple(dict.fromkeys(record.environment for record in records)),
         trees=trees,
     )
+
+
+def _passed(baseline: Run | None) -> Mapping[Key, datetime.date]:
+    """The days, in UTC, on which the cases passed that passed in the baseline."""
+    if baseline is None:
+        return {}
+    created = baseline.settings.created
+    return {
+        key: datetime.datetime.fromtimestamp(record.finished or created, datetime.UTC).date()
+        for key, record in baseline.records.items()
+        if record.status == "pass"
+    }
+
+
+def _applied(
+    known: Sequence[Entry], run: Run, policy: Policy, passed: Mapping[Key, datetime.date], today: datetime.date
+) -> Application:
+    """The known failures as the policy has them: one that only reports lets older entries excuse what passed before."""
+    found = apply(known, run.records.values(), today, passed)
+    if policy.action("newly_failing_known") == "close" or not found.outlived:
+        return found
+    return dataclasses.replace(apply(known, run.records.values(), today), outlived=found.outlived)
 
 
 class _Scope:
@@ -296,29 +329,30 @@ def _about_records(judged: Iterable[Judged], trees: Trees) -> Iterable[Finding]:
 
 
 def _about_retries(judged: Iterable[Judged], policy: Policy, trees: Trees) -> Iterable[Finding]:
-    """Cases that had no answer at first, and passed when they were asked once more."""
-    groups: dict[tuple[str, str, str, str], list[Record]] = {}
+    """Cases that had no answer at first and were asked once more, however that ended."""
+    groups: dict[tuple[str, str, str, str, str], list[Record]] = {}
     for each in judged:
         record = each.record
-        if record.attempts and each.outcome == "passed":
-            groups.setdefault((record.op, record.impl, record.on, record.attempts[0].status), []).append(record)
-    for (op, impl, on, status), records in groups.items():
-        first = records[0]
+        if record.attempts:
+            words = (record.op, record.impl, record.on, record.attempts[0].status, record.status)
+            groups.setdefault(words, []).append(record)
+    for (op, impl, on, first, last), records in groups.items():
+        end = "passed" if last == "pass" else last
+        before = ", then ".join(f"as {each.status}: {'; '.join(each.reasons)}" for each in records[0].attempts)
         yield Finding(
             rule="retried",
             closes=policy.action("retried") == "close",
             kind="infrastructure",
-            title=f"{status} at first, passed when asked again",
-            sentence=f"passed when asked again; it ended before as {status}: {'; '.join(first.attempts[0].reasons)}",
-            fingerprint=fingerprint(("retried", op, impl, on, status)),
-            status="pass",
+            title=f"{first} at first, {end} when asked again",
+            sentence=f"{end} when asked again; it ended before {before}",
+            fingerprint=fingerprint(("retried", op, impl, on, first, *(() if last == "pass" else (last,)))),
             op=op,
             impl=impl,
             on=on,
             count=len(records),
             records=tuple(records),
             cases=tuple(record.case for record in records),
-            replay=replay_line(first, trees),
+            replay=replay_line(records[0], trees),
         )
 
 
@@ -387,11 +421,33 @@ def _about_known(applied: Application, policy: Policy) -> Iterable[Finding]:
         )  # fmt: skip
 
 
+def _about_outlived(
+    applied: Application, policy: Policy, records: Iterable[Record], passed: Mapping[Key, datetime.date]
+) -> Iterable[Finding]:
+    """What passed in the baseline and is spoken of only by entries that are older than that."""
+    groups: dict[Entry, list[Record]] = {}
+    for record in records:
+        entry = applied.outlived.get(record.key)
+        if entry is not None and (record.status == "unsupported" or counted_as(record) in policy.statuses):
+            groups.setdefault(entry, []).append(record)
+    for entry, found in groups.items():
+        day = max(passed[record.key] for record in found)
+        does = "does" if len(found) == 1 else "do"
+        yield _of_an_entry(
+            "newly_failing_known", policy.action("newly_failing_known") == "close",
+            "a known failure is newly failing",
+            f"{entry.place}: {len(found):,} of its cases passed on {day}, after it began on {entry.known.since}, and no "
+            f"longer {does}: {entry}; mend it, or give it an entry that begins on {day} or later",
+            entry, tuple(found),
+        )  # fmt: skip
+
+
 def _told(use: Use) -> tuple[str, str, str] | None:
     """Rule, title and sentence of an entry that a reader must act on; None for one that is in order."""
     entry, known = use.entry, use.entry.known
     if use.state == "expired":
-        held = f"{len(use.excused):,} of its cases still fail" if use.excused else "none of its cases fails"
+        still = "fails" if len(use.excused) == 1 else "fail"
+        held = f"{len(use.excused):,} of its cases still {still}" if use.excused else "none of its cases fails"
         sentence = (
             f"{entry.place}: expired on {known.expires}, {held}: {entry}; mend it, delete it, or agree on another day"
         )
@@ -445,9 +501,25 @@ def _about_baseline(diff: Diff, policy: Policy, looks: _Scope, applied: Applicat
             groups.setdefault(("changed_known", change.op, change.impl, change.on), []).append(change)
     for (rule, op, impl, on), changes in groups.items():
         yield _of_changes(rule, policy.action(rule), op, impl, on, changes, trees)
+    if diff.environments and policy.action("environment_changed") == "close":
+        sentence = _environment(diff)
+        yield Finding(
+            rule="environment_changed", closes=True, kind="baseline", title="another environment than the baseline's",
+            sentence=sentence, fingerprint=fingerprint(("environment_changed", sentence)),
+        )  # fmt: skip
     for growth in diff.growths:
         if growth.grew and looks.at(growth.op, growth.impl):
             yield _of_growth(growth, policy)
+
+
+def _environment(diff: Diff) -> str:
+    """What differs round the two runs; whatever else changed may come from it."""
+    each = (
+        f"{found.field} {', '.join(word or 'none' for word in found.before)} then, "
+        f"{', '.join(word or 'none' for word in found.after)} now"
+        for found in diff.environments
+    )
+    return f"the environment is not the baseline's: {'; '.join(each)}"
 
 
 _CHANGED: Mapping[str, tuple[str, Callable[[int], str]]] = {
@@ -455,7 +527,7 @@ _CHANGED: Mapping[str, tuple[str, Callable[[int], str]]] = {
     "coverage_lost": ("no longer asked", lambda n: f"{n:,} judged in the baseline, without a record here"),
     "changed_known": (
         "a known failure fails in another way",
-        lambda n: f"{plural(n, 'known failure')} fail otherwise than in the baseline",
+        lambda n: f"{plural(n, 'known failure')} {'fails' if n == 1 else 'fail'} otherwise than in the baseline",
     ),
 }
 

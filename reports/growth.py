@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from oracle.check import OFF_THE_SCALE
 from reports.chance import Floats, coin, corrected, least
 from reports.record import Record
+from reports.words import plural
 
 # op, implementation, execution.
 Group = tuple[str, str, str]
@@ -217,12 +218,13 @@ def _growth(each: _Asked, chances: tuple[float, float], uses: Uses, before: Floa
     said = []
     if median.seen:
         said.append(
-            f"{median.up} of the {median.up + median.down} cases that moved use more of their budget, "
+            f"{median.up:,} of the {plural(median.up + median.down, 'case')} that moved {'uses' if median.up == 1 else 'use'} "
+            f"more of the budget, "
             f"{median.ratio:.3g} times as much in the median; the median use was {median.before:.3g} and is {median.after:.3g}"
         )
     if tail.seen:
         said.append(
-            f"{tail.up} cases came into the upper twentieth and {tail.down} left it; "
+            f"{plural(tail.up, 'case')} came into the upper twentieth and {tail.down:,} left it; "
             f"the 95 % quantile was {tail.before:.3g} and is {tail.after:.3g}"
         )
     where = f" where {each.axis}={each.value}" if each.axis else ""

@@ -18,7 +18,8 @@ of which assumes a distribution:
   over the series that moved at all and over the places of a shape).
 
 No size is compared with a threshold, so a drift of a few per cent is seen once there are runs enough. Few runs tell
-nothing: ten cannot show a step whatever they hold, eleven can in their middle, and after twenty quiet runs three are enough.
+nothing: fewer than `FEWEST_RUNS` cannot show a step whatever they hold, so many can in their middle, and after twenty quiet
+runs three are enough.
 For two runs there is `reports.diff`.
 """
 
@@ -26,7 +27,7 @@ import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
+from itertools import count, pairwise
 from pathlib import Path
 from typing import NamedTuple
 
@@ -39,9 +40,13 @@ from reports.chance import Floats, coin, one_sided
 from reports.growth import shown
 from reports.record import Record
 from reports.store import Run, Settings, StoreError, read_run, read_settings
+from reports.words import plural, without_record
 
 # The probability of a false alarm: see above.
 LEVEL = 0.01
+# A step in the middle of so many runs is the rarest of their orders, up or down, and that is rare enough for steps and lines,
+# which have half of the level.
+FEWEST_RUNS = next(many for many in count(2) if 2 / math.comb(many, many // 2) <= LEVEL / 2)
 _ORDERS = 3999
 _TAIL = 0.95
 # Relative to the whole variation: sums in another order are no difference.
@@ -244,7 +249,7 @@ def _finished(paths: Iterable[Path], left_out: list[str]) -> Iterator[Run]:
             continue
         if run.open_tasks:
             left_out.append(
-                f"{path}: {len(run.open_tasks)} of its {len(run.plan)} questions have no record, it is still being written "
+                f"{path}: {without_record(len(run.open_tasks), len(run.plan))}, it is still being written "
                 f"or was killed half way; mla-oracle sweep --resume {path} finishes it"
             )
             continue
@@ -497,7 +502,7 @@ def _step(shape: _Shape, run: int, points: Sequence[Point], earlier: _Stretch, l
         sentence=(
             f"steps {'up' if ratio > 1 else 'down'} at {points[run].name}: the mean use is {ratio:.3g} times what it was, "
             f"the median {before:.3g} → {after:.3g}, the 95 % quantile {tail_before:.3g} → {tail_after:.3g}; "
-            f"{shape.up} questions went up and {shape.down} down (p {shape.p:.1g})"
+            f"{plural(shape.up, 'question')} went up and {shape.down:,} down (p {shape.p:.1g})"
         ),
     )  # fmt: skip
 
@@ -515,7 +520,7 @@ def _drift(shape: _Shape, level: Floats, runs: Sequence[int], points: Sequence[P
         p=shape.p,
         sentence=(
             f"drifts {'up' if slope > 0 else 'down'} from {points[first].name} to {points[last].name}: the mean use goes "
-            f"from {before:.3g} to {after:.3g}, {100 * (per_run - 1):+.2g} % a run; {shape.up} questions went up and "
-            f"{shape.down} down (p {shape.p:.1g})"
+            f"from {before:.3g} to {after:.3g}, {100 * (per_run - 1):+.2g} % a run; {plural(shape.up, 'question')} went up and "
+            f"{shape.down:,} down (p {shape.p:.1g})"
         ),
     )  # fmt: skip

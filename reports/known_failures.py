@@ -1,7 +1,8 @@
 """Which failures are known, who answers for them, and until when?
 
 One TOML file of `[[known]]` entries. An entry excuses nothing after the day on which it expires, never a breakage of the
-harness, and no status that it does not name: without `status` it speaks of `fail` and `error` alone.
+harness, and no status that it does not name: without `status` it speaks of `fail` and `error` alone. What passed after the
+day on which it began was not what it knew of: that is a new failure, however wide its patterns are.
 """
 
 import datetime
@@ -28,9 +29,9 @@ from reports.store import Key
 Excusable = Literal["fail", "memory", "error", "crash", "hang", "vacuous", "unsupported"]
 
 # holds: excuses a failure. passing: of its cases none fails and one passes. failing: its cases fail, but with a status that
-# it does not name. unmatched: no judged case is its. elsewhere: it speaks of an op, execution or architecture that this
-# run did not ask. expired: whatever else is true of it.
-State = Literal["holds", "passing", "failing", "unmatched", "elsewhere", "expired"]
+# it does not name. outlived: its cases fail, and all of them passed after it began. unmatched: no judged case is its.
+# elsewhere: it speaks of an op, execution or architecture that this run did not ask. expired: whatever else is true of it.
+State = Literal["holds", "passing", "failing", "outlived", "unmatched", "elsewhere", "expired"]
 
 _RIGHT = "known failures: [[known]] tables with impl, op or case, issue, owner, since, expires, why"
 
@@ -44,7 +45,8 @@ class Known(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
     impl, op, on, arch, law: shell patterns; arch is the record's architecture, `gfx950`. Without `law` the entry speaks
     of answers, not of laws; `*` is both. case: a case id, or axis=value|value,... as in `--case`. issue: an address.
-    since, expires: days; the last day on which the entry excuses anything is `expires`.
+    since, expires: days; the last day on which the entry excuses anything is `expires`. It speaks of what already failed on
+    the day `since`.
     """
 
     impl: str
@@ -98,13 +100,14 @@ class Use:
     """What became of one entry in a run.
 
     excused: the failures it excuses, or would if it had not expired. otherwise: its cases that fail with a status that it
-    does not name. passing: its cases that pass.
+    does not name. outlived: those that passed after it began, which it does not excuse. passing: its cases that pass.
     """
 
     entry: Entry
     state: State
     excused: tuple[Record, ...] = ()
     otherwise: tuple[Record, ...] = ()
+    outlived: tuple[Record, ...] = ()
     passing: int = 0
 
 
@@ -120,9 +123,14 @@ class Overlap:
 
 @dataclass(frozen=True)
 class Application:
-    """What the known failures say of a run. excuses: the entry that excuses the record of a key."""
+    """What the known failures say of a run.
+
+    excuses: the entry that excuses the record of a key. outlived: of records of which only entries speak that are older
+    than the day on which the case passed, the first of them.
+    """
 
     excuses: Mapping[Key, Entry]
+    outlived: Mapping[Key, Entry]
     uses: tuple[Use, ...]
     overlaps: tuple[Overlap, ...]
 
@@ -132,8 +140,12 @@ def counted_as(record: Record) -> str:
     return "crash" if record.infrastructure and record.status == "error" else record.status
 
 
-def read_known(path: Path) -> tuple[Entry, ...]:
-    """The entries of a file; raises `KnownError`, in one sentence that names the line of the entry where it is seen."""
+def read_known(path: Path, today: datetime.date | None = None) -> tuple[Entry, ...]:
+    """The entries of a file; raises `KnownError`, in one sentence that names the line of the entry where it is seen.
+
+    today: the day, in UTC, on which entries must have begun.
+    """
+    day = today or datetime.datetime.now(datetime.UTC).date()
     text, raw = read_toml(path, KnownError, _RIGHT)
     for key in raw:
         if key != "known":
@@ -144,12 +156,12 @@ def read_known(path: Path) -> tuple[Entry, ...]:
     heads = [n for n, line in enumerate(text.splitlines(), 1) if re.match(r"\s*\[\[\s*known\s*\]\]", line)]
     lines = heads if len(heads) == len(tables) else [0] * len(tables)
     return tuple(
-        _entry(path, text, number, line, table)
+        _entry(path, text, number, line, table, day)
         for number, (line, table) in enumerate(zip(lines, tables, strict=True), 1)
     )
 
 
-def _entry(path: Path, text: str, number: int, line: int, table: dict[str, Any]) -> Entry:
+def _entry(path: Path, text: str, number: int, line: int, table: dict[str, Any], today: datetime.date) -> Entry:
     def refuse(key: str, sentence: str) -> KnownError:
         # Without its head's line an entry is named by its number: its keys may stand anywhere.
         place = (
@@ -182,8 +194,11 @@ def _entry(path: Path, text: str, number: int, line: int, table: dict[str, Any])
         raise refuse("status", f"status is empty; it should be {_right('status')}")
     if known.expires < known.since:
         raise refuse("expires", f"expires {known.expires}, before it began on {known.since}; it should be a later day")
-    if known.op == "*" and not known.case:
-        raise refuse("", "excuses everything of its implementation; it should name an op or a case")
+    # East of Greenwich the next day begins earlier.
+    if known.since > today + datetime.timedelta(days=1):
+        raise refuse(
+            "since", f"since {known.since} is still to come; it should be the day on which the failure was first seen"
+        )
     try:
         wanted = tuple(sorted(parse_pattern(known.case).items())) if known.case else ()
     except CaseError as error:
@@ -191,6 +206,10 @@ def _entry(path: Path, text: str, number: int, line: int, table: dict[str, Any])
     own, colon, _ = known.case.partition(":")
     if colon and own not in rooms.OPS:
         raise refuse("case", f"case: unknown op {own!r}; the ops are {', '.join(rooms.OPS)}")
+    # A seed alone sets no case apart: every case has one.
+    narrows = colon or any(axis != "seed" for axis, _ in wanted)
+    if not narrows and all(_pattern(known.op).match(op) for op in rooms.OPS):
+        raise refuse("op", "excuses everything of its implementation; it should name an op or a case")
     return Entry(known, path, line, wanted)
 
 
@@ -240,13 +259,20 @@ def _fits(entry: Entry, case: str, known: dict[str, Mapping[str, str]]) -> bool:
     return all(words.get(axis) in wanted for axis, wanted in entry.wanted)
 
 
-def apply(entries: Sequence[Entry], records: Iterable[Record], today: datetime.date) -> Application:
-    """What the entries say of the records, on that day."""
+def apply(
+    entries: Sequence[Entry],
+    records: Iterable[Record],
+    today: datetime.date,
+    passed: Mapping[Key, datetime.date] | None = None,
+) -> Application:
+    """What the entries say of the records, on that day. passed: the day on which the case of a key passed before."""
+    passed = passed or {}
     by_place: dict[tuple[str, str, str, str, str], list[Record]] = {}
     for record in records:
         place = (record.op, record.impl, record.on, record.environment.arch, record.law)
         by_place.setdefault(place, []).append(record)
     excuses: dict[Key, Entry] = {}
+    older_only: dict[Key, Entry] = {}
     words: dict[str, Mapping[str, str]] = {}
     uses: list[Use] = []
     holders: dict[Key, list[int]] = {}
@@ -254,14 +280,18 @@ def apply(entries: Sequence[Entry], records: Iterable[Record], today: datetime.d
         expired = today > entry.known.expires
         places = [place for place in by_place if _speaks_of(entry, place)]
         found = [record for place in places for record in by_place[place] if _fits(entry, record.case, words)]
-        excused, otherwise, passing = [], [], 0
+        excused: list[Record] = []
+        otherwise: list[Record] = []
+        outlived: list[Record] = []
+        passing = 0
         for record in found:
             status = counted_as(record)
             if status in entry.known.statuses and not any(why.startswith(HARNESS) for why in record.reasons):
-                excused.append(record)
                 holders.setdefault(record.key, []).append(number)
+                older = not expired and entry.known.since < passed.get(record.key, datetime.date.min)
+                (outlived if older else excused).append(record)
                 if not expired:
-                    excuses.setdefault(record.key, entry)
+                    (older_only if older else excuses).setdefault(record.key, entry)
             elif status in AGAINST:
                 otherwise.append(record)
             elif status == "pass":
@@ -269,13 +299,15 @@ def apply(entries: Sequence[Entry], records: Iterable[Record], today: datetime.d
         state: State = (
             "expired" if expired
             else "holds" if excused
+            else "outlived" if outlived
             else "failing" if otherwise
             else "passing" if passing
             else "elsewhere" if not found and _is_elsewhere(entry, by_place)
             else "unmatched"
         )  # fmt: skip
-        uses.append(Use(entry, state, tuple(excused), tuple(otherwise), passing))
-    return Application(excuses, tuple(uses), _overlaps(entries, holders))
+        uses.append(Use(entry, state, tuple(excused), tuple(otherwise), tuple(outlived), passing))
+    alone = {key: entry for key, entry in older_only.items() if key not in excuses}
+    return Application(excuses, alone, tuple(uses), _overlaps(entries, holders))
 
 
 def _is_elsewhere(entry: Entry, places: Iterable[tuple[str, str, str, str, str]]) -> bool:

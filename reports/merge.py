@@ -8,18 +8,20 @@ import os
 import re
 import shlex
 import shutil
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 
 import msgspec
 
-from reports.record import Environment, Record
+from reports.record import Environment
 from reports.shards import shard_of, whole_of
 from reports.store import Key, RecordFile, Run, StoreError, Task, check_vacant, create_run, read_run
 
 # What may be allowed to differ: the fields of the environment, and the implementations' own code.
 MIXABLE = (*Environment.__struct_fields__, "source")
-_SAME_SETTINGS = ("deadline", "retry")
+_SAME_SETTINGS = ("cases", "seed", "deadline", "retry")
+# Who says something, and what: an execution, or an implementation of an op on one.
+Said = tuple[tuple[str, ...], str]
 
 
 class MergeError(StoreError):
@@ -85,15 +87,15 @@ def _one_plan(runs: Sequence[Run]) -> str:
                 f"{run.path}: is shard {shard}, but {first.path} is shard {first.settings.shard}; shards of one plan have "
                 "the same number behind the stroke"
             )
+        for name in _SAME_SETTINGS:
+            ours, theirs = getattr(run.settings, name), getattr(first.settings, name)
+            if ours != theirs:
+                raise MergeError(f"{run.path}: was made with {name} {ours}, but {first.path} with {theirs}")
         if run.settings.whole != first.settings.whole:
             raise MergeError(
                 f"{run.path}: is a shard of another plan than {first.path}; all shards should be made with the same "
                 "selection, seed, trees and version of mla-oracle"
             )
-        for name in _SAME_SETTINGS:
-            ours, theirs = getattr(run.settings, name), getattr(first.settings, name)
-            if ours != theirs:
-                raise MergeError(f"{run.path}: was made with {name} {ours}, but {first.path} with {theirs}")
         if shard.index in by_index:
             raise MergeError(
                 f"{run.path}: is shard {shard}, and so is {by_index[shard.index].path}; each shard is given once"
@@ -147,27 +149,40 @@ def _check_complete(run: Run, allow_open: bool) -> None:
 
 def _check_alike(runs: Sequence[Run], name: str) -> None:
     """Raise when the records of one execution do not agree in a field of the environment, or in their code."""
-    first: dict[tuple[str, ...], tuple[str, Run]] = {}
-    for run in runs:
-        for record in run.records.values():
-            for group, value in _said(record, name):
-                known, where = first.setdefault(group, (value, run))
-                if value != known:
-                    what = f"{name} on {record.on}" if name != "source" else f"the source of {' on '.join(group)}"
-                    raise MergeError(
-                        f"mixed environments: {what} is {known!r} in {where.path}, but {value!r} in {run.path}; shards should "
-                        f"be answered alike, or be joined with --allow-mixed {name}"
-                    )
+    differs = mixture(name, (said for run in runs for said in said_by(run, name, f"in {run.path}")))
+    if differs:
+        raise MergeError(
+            f"mixed environments: {differs}; shards should be answered alike, or be joined with --allow-mixed {name}"
+        )
 
 
-def _said(record: Record, name: str) -> Iterator[tuple[tuple[str, ...], str]]:
-    if name == "source":
-        if record.source:
-            yield (record.op, record.impl, record.on), record.source
-        return
-    value = str(getattr(record.environment, name))
-    # Where a tree lies is another thing on every machine, and changes nothing.
-    yield (record.on,), re.sub(r" in /.*", "", value) if name in ("vllm", "aiter") else value
+def mixture(name: str, said: Iterable[tuple[tuple[str, ...], str, str]]) -> str:
+    """The first two who should say the same of a name of `MIXABLE` and do not; empty when all agree.
+
+    said: who says what, and where it stands, as in `in its records`.
+    """
+    first: dict[tuple[str, ...], tuple[str, str]] = {}
+    for who, value, place in said:
+        known, there = first.setdefault(who, (value, place))
+        if value != known:
+            what = f"{name} on {who[0]}" if name != "source" else f"the source of {' on '.join(who)}"
+            return f"{what} is {known!r} {there}, but {value!r} {place}"
+    return ""
+
+
+def said_by(run: Run, name: str, place: str) -> Iterator[tuple[tuple[str, ...], str, str]]:
+    """What the records of a run say of a name of `MIXABLE`."""
+    for record in run.records.values():
+        if name != "source":
+            yield (*said_of(name, record.on, record.environment), place)
+        elif record.source:
+            yield (record.op, record.impl, record.on), record.source, place
+
+
+def said_of(name: str, on: str, environment: Environment) -> Said:
+    """What an environment says of one of its fields; where a tree lies differs between machines, and changes nothing."""
+    value = str(getattr(environment, name))
+    return (on,), re.sub(r" in /.*", "", value) if name in ("vllm", "aiter") else value
 
 
 def _copy(run: Run, out: Path) -> None:

@@ -103,6 +103,17 @@ class _Listener:
             terminalreporter.write_line(f"--oracle-case: no test asked a case of {self._ids[0].partition(':')[0]}")
 
 
+class CheckFailed(pytest.fail.Exception):  # type: ignore[name-defined, misc]
+    """How `oracle_check` fails a test; `records` holds all answers, none where nothing could be asked."""
+
+    # As pytest does with its own: the summary shall not spell out a module.
+    __module__ = "builtins"
+
+    def __init__(self, message: str, records: tuple[Any, ...]) -> None:
+        super().__init__(message, pytrace=False)
+        self.records = records
+
+
 @pytest.fixture
 def oracle_check(request: pytest.FixtureRequest) -> Callable[..., tuple[Any, ...]]:
     """A function that asks your kernel the sweep's cases of an op, and fails the test with what is wrong.
@@ -110,7 +121,7 @@ def oracle_check(request: pytest.FixtureRequest) -> Callable[..., tuple[Any, ...
         def test_decode(oracle_check):
             oracle_check("sparse_mla.decode", my_kernel)
 
-    It takes what `reports.check` takes, and returns the records.
+    It takes what `reports.check` takes, and returns the records; the failure that it raises has them too, as `records`.
     """
     only = tuple(request.config.getoption("oracle_case") or ())
     here = request.config.getoption("oracle_on") or request.config.getini("oracle_on") or None
@@ -123,12 +134,12 @@ def oracle_check(request: pytest.FixtureRequest) -> Callable[..., tuple[Any, ...
             cases = importlib.import_module("reports.foreign_cases")
             answer = cases.answer(op, function, how, _again(request, here), only, sides.outside)
         if answer.misuse:
-            pytest.fail(f"oracle_check: {answer.misuse}", pytrace=False)
-        if answer.records:
-            request.node.user_properties.append((_ASKED, f"{op}: {len(answer.records)} cases"))
-        if answer.message:
-            pytest.fail(answer.message, pytrace=False)
+            raise CheckFailed(f"oracle_check: {answer.misuse}", ())
         records: tuple[Any, ...] = answer.records
+        if records:
+            request.node.user_properties.append((_ASKED, f"{op}: {len(records)} cases"))
+        if answer.message:
+            raise CheckFailed(answer.message, records)
         return records
 
     return check

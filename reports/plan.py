@@ -20,6 +20,8 @@ _TOGETHER: Mapping[Execution, int] = {"interpreter": 50, "cuda": 1, "hip": 1}
 # On how many cases each law is asked about, and how many cases are built at most to find them.
 CASES_OF_A_LAW: Mapping[Level, int] = {"smoke": 1, "default": 4, "nightly": 16}
 MOST_BUILT = 120
+# Values of an axis that a sentence names.
+_MOST_SHOWN = 24
 
 
 class SelectionError(ValueError):
@@ -62,13 +64,16 @@ def plan(selection: Selection) -> Plan:
     patterns = _patterns(selection)
     ops = chosen_ops(selection)
     names = chosen_impls(ops, selection.impls)
+    levels = {op: sweep_cases(op, selection.level, selection.seed) for op in ops if patterns or not whole}
+    for text, pattern in patterns.items():
+        _check_words(text, pattern, levels, f"{selection.level} case")
     found: list[Task] = []
     ledgers: list[Ledger] = []
     unmet = dict.fromkeys(patterns)
     for op in ops:
         cases = {case.id: case for case in whole if case.op == op}
-        if patterns or not whole:
-            for case in sweep_cases(op, selection.level, selection.seed):
+        if op in levels:
+            for case in levels[op]:
                 fitting = [text for text, pattern in patterns.items() if _fits(case, text, pattern)]
                 for text in fitting:
                     unmet.pop(text, None)
@@ -81,7 +86,10 @@ def plan(selection: Selection) -> Plan:
         if selection.laws and cases and impls:
             found += _law_tasks(op, list(cases.values()), impls, selection)
     if unmet:
-        raise SelectionError(_unmatched(next(iter(unmet)), ops, selection.level))
+        raise SelectionError(
+            f"case pattern {next(iter(unmet))!r}: no {selection.level} case has this combination; a whole case id asks for it "
+            "by itself"
+        )
     if not found:
         raise SelectionError(
             f"nothing is selected: {', '.join(ops)} hold no case on {', '.join(names) or 'any implementation'}"
@@ -174,6 +182,13 @@ def _plan_failed(selection: Selection, failed: Path) -> Plan:
     whole = {parse(text).id for text in selection.patterns if _is_id(text)}
     impls = set(selection.impls)
     executions = set(selection.on)
+    if patterns:
+        asked: dict[str, list[Case]] = {op: [] for op in ops}
+        for case in map(parse, dict.fromkeys(task.case for task in run.plan)):
+            if case.op in asked:
+                asked[case.op].append(case)
+        for text, pattern in patterns.items():
+            _check_words(text, pattern, asked, f"case of {failed}")
     by_place: dict[tuple[str, str, Execution], list[tuple[Case, str]]] = {}
     for task in run.plan:
         record = run.records.get(task.key)
@@ -214,20 +229,28 @@ def _fits(case: Case, text: str, pattern: Mapping[str, tuple[str, ...]]) -> bool
     return (not colon or case.op == op) and matches(case, pattern)
 
 
-def _unmatched(text: str, ops: Sequence[str], level: Level) -> str:
-    """Why a pattern fits no case: an axis that no op has, a value that no case has, or a combination."""
-    pattern = parse_pattern(text)
-    own = text.partition(":")[0] if ":" in text else ""
-    considered = [op for op in ops if not own or op == own]
+def _check_words(
+    text: str, pattern: Mapping[str, tuple[str, ...]], asked: Mapping[str, Iterable[Case]], kind: str
+) -> None:
+    """Raise for an axis of a pattern that no op has, and for a value of it, among others or alone, that no case has.
+
+    asked: the cases of the selected ops that it chooses among. kind: what they are, for the sentence.
+    """
+    op, colon, _ = text.partition(":")
+    if colon and op not in asked:
+        raise SelectionError(f"case pattern {text!r}: {op} is not selected, only {', '.join(asked)}")
+    considered = [op] if colon else list(asked)
     seen: dict[str, dict[str, None]] = {}
-    for op in considered:
-        for case in sweep_cases(op, level):
+    for name in considered:
+        for case in asked[name]:
             for axis, value in case.settings.items():
                 seen.setdefault(axis, {})[spell(value)] = None
     for axis, words in pattern.items():
         if axis not in seen:
-            return f"case pattern {text!r}: no axis {axis!r} in {', '.join(considered)}; the axes are {', '.join(seen)}"
-        if not any(word in seen[axis] for word in words):
-            shown = ", ".join(list(seen[axis])[:24])
-            return f"case pattern {text!r}: no {level} case has {axis}={'|'.join(words)}; there are {shown}"
-    return f"case pattern {text!r}: no {level} case has this combination; a whole case id asks for it by itself"
+            raise SelectionError(
+                f"case pattern {text!r}: no axis {axis!r} in {', '.join(considered)}; the axes are {', '.join(seen)}"
+            )
+        for word in words:
+            if word not in seen[axis]:
+                shown = ", ".join(list(seen[axis])[:_MOST_SHOWN])
+                raise SelectionError(f"case pattern {text!r}: no {kind} has {axis}={word}; there are {shown}")

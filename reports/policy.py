@@ -34,23 +34,33 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     coverage_lost: Action = "close"
     unsupported_where_supported: Action = "close"
     error_growth: Action | float = "close"
+    environment_changed: Action = "report"
     expired_known: Action = "close"
     passing_known: Action = "report"
     unmatched_known: Action = "report"
     overlapping_known: Action = "report"
     changed_known: Action = "report"
+    newly_failing_known: Action = "close"
 
     def action(self, rule: str) -> Action:
         """Whether a rule closes the gate; `statuses` closes for those that it names, a ratio of `error_growth` closes."""
         chosen = getattr(self, rule)
         return "report" if chosen == "report" else "close"
 
+    @property
+    def switched_off(self) -> tuple[str, ...]:
+        """What closes the gate by default and does not here, `status hang` for a status."""
+        lenient = (f"status {status}" for status in Policy().statuses if status not in self.statuses)
+        silent = (key for key in KEYS if getattr(self, key) == "report" != getattr(Policy(), key))
+        return (*lenient, *silent)
+
 
 KEYS = tuple(field.name for field in msgspec.structs.fields(Policy))
 
 DEFAULT_TEXT = """\
 # What closes the gate: mla-oracle gate RUN --policy gate.toml
-# A key that is left out has the value that stands here. "close" closes the gate, "report" only says it.
+# A key that is left out has the value that stands here. "close" closes the gate, "report" only says it. What closes it here
+# and is switched off in a policy is named with the outcome.
 
 # Whom and what the gate looks at. Shell patterns: ["ours-*", "vllm-*"], ["sparse_mla.*"]. Records outside are not judged.
 implementations = ["*"]
@@ -68,7 +78,7 @@ nothing_judged = "close"
 # A crash, a hang or a lost device that passed when it was asked once more. A numeric failure is never asked again.
 retried = "report"
 
-# These three compare with --baseline RUN, and are said to be not applied without one.
+# These four compare with --baseline RUN, and are said to be not applied without one.
 
 # A case of the baseline was judged there and was not asked here.
 coverage_lost = "close"
@@ -79,6 +89,10 @@ unsupported_where_supported = "close"
 # Budget use moved, median or tail, per op and implementation. "close": any growth that the test of `mla-oracle diff`
 # finds. A number, such as 1.5: a growth that the test finds closes only beyond this ratio, and is reported below it.
 error_growth = "close"
+
+# Another torch, triton, architecture, device, driver, vLLM, AITER or mla-oracle than in the baseline. It is a note in every
+# output unless it closes.
+environment_changed = "report"
 
 # These speak of the entries of --known known.toml.
 
@@ -96,6 +110,10 @@ overlapping_known = "report"
 
 # A known failure that fails otherwise than it did in the baseline: it may hide another one.
 changed_known = "report"
+
+# A known failure whose case passed in the baseline: a new failure, which an entry does not excuse that is older than the day
+# on which the case passed. "report": it is excused, and said.
+newly_failing_known = "close"
 """
 
 

@@ -11,9 +11,10 @@ LOST = "the device was lost: "
 SCHEMA = 2
 # Older records lack fields that have defaults.
 READABLE = (1, 2)
+# gc=False: nothing of a record can lie on a cycle, and the collector need not look at a hundred thousand of them.
 
 
-class Environment(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class Environment(msgspec.Struct, frozen=True, kw_only=True, gc=False, forbid_unknown_fields=True):
     """What the answer may depend on besides the case and the code.
 
     device: the GPU, or the processor where there is none. arch: what kernels are compiled for, `gfx950` or `sm_90`; of a
@@ -34,7 +35,7 @@ class Environment(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     commit: str = ""
 
 
-class Seconds(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class Seconds(msgspec.Struct, frozen=True, kw_only=True, gc=False, forbid_unknown_fields=True):
     """Wall-clock seconds of the parts of a case; compile: the part of `run` in which kernels were compiled."""
 
     build: float = 0.0
@@ -44,7 +45,7 @@ class Seconds(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     compile: float = 0.0
 
 
-class Attempt(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class Attempt(msgspec.Struct, frozen=True, kw_only=True, gc=False, forbid_unknown_fields=True):
     """How a case ended before it was asked once more: a crash, a hang or a lost device, never an answer."""
 
     status: Status
@@ -53,7 +54,7 @@ class Attempt(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     finished: float = 0.0
 
 
-class Record(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class Record(msgspec.Struct, frozen=True, kw_only=True, gc=False, forbid_unknown_fields=True):
     """One judged case: one JSON line in a run directory.
 
     case: the complete case id. on: the execution. law: the name of the law when the case was run with edited inputs.

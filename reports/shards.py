@@ -51,7 +51,7 @@ class Part:
 
 def shard_of(text: str) -> Shard:
     """The shard that `i/n` names; raises `SelectionError`."""
-    found = re.fullmatch(r"(\d{1,6})/(\d{1,6})", text)
+    found = re.fullmatch(r"([0-9]{1,6})/([0-9]{1,6})", text)
     if found is None or not 1 <= int(found[1]) <= int(found[2]):
         raise SelectionError(f"--shard {text}: should be i/n with i from 1 to n, such as 1/4")
     return Shard(int(found[1]), int(found[2]))

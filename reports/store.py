@@ -7,10 +7,11 @@ created and appended to, so a killed run loses nothing but the cases in flight.
 
 import fcntl
 import gc
+import hashlib
 import re
 import time
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, TypeVar
@@ -37,7 +38,7 @@ class StoreError(ValueError):
 
 
 class Unwritable(StoreError):
-    """A line that could not be appended, as on a full disk; the file ends with the line before it."""
+    """What could not be written, as on a full disk; no half of a line or of a run is left."""
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -50,6 +51,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     shard: `i/n` where only a part of the plan was asked; whole: SHA-256 of the whole plan. balance: the run whose times
     it was divided by. merged: the runs that this one was joined from.
+
+    plan_digest: SHA-256 of `plan.jsonl`, which `create_run` sets, so that no task is taken away later; runs of before have
+    none and are read without.
     """
 
     schema: int = SCHEMA
@@ -73,9 +77,10 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     whole: str = ""
     balance: str = ""
     merged: tuple[str, ...] = ()
+    plan_digest: str = ""
 
 
-class Task(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class Task(msgspec.Struct, frozen=True, kw_only=True, gc=False, forbid_unknown_fields=True):
     """One planned record: a case on an implementation on an execution; tasks of one `item` run together.
 
     law: the law of the op that is asked about; empty when the answer itself is judged. place: where a shard's task stands
@@ -114,12 +119,11 @@ class Crash(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 class Pending:
     """A start without a record. `watchdog` and `trace` are what was dumped by the deadline and by a fatal signal.
 
-    times: how often this attempt at the case was begun.
+    crashed: whether a worker died in the item to which the case belongs; a stopped sweep leaves starts without it.
     """
 
     task: Task
     stem: str
-    times: int
     crashed: bool
     watchdog: str
     trace: str
@@ -129,9 +133,9 @@ class Pending:
 class Run:
     """A run as read from its directory.
 
-    records: the newest record of every key, in the order of the plan. pending: the starts that no record answers, the
-    newest of each key. starts: how often each key was begun. notes: sentences on what was tolerated. being_written:
-    whether another process held the run while it was read.
+    records: of every key the record after the most attempts, among equals the newest, in the order of the plan. pending:
+    the starts that no record answers, the newest of each key. starts: how often each key was begun. notes: sentences on
+    what was tolerated. being_written: whether another process held the run while it was read.
     """
 
     path: Path
@@ -174,7 +178,9 @@ class Run:
             return ""
         answered = len(self.plan) - len(self.open_tasks)
         how = "is still being written" if self.state == "being written" else "was stopped half way"
-        return f"{self.path} {how}: {answered} of {len(self.plan)} tasks have a record"
+        again = len(self.retries)
+        retries = f", and {again} {'is' if again == 1 else 'are'} still to be asked once more" if again else ""
+        return f"{self.path} {how}: {answered} of {len(self.plan)} tasks have a record{retries}"
 
 
 def attempt_of(record: Record) -> Attempt:
@@ -193,18 +199,41 @@ def check_vacant(path: Path) -> None:
 
 
 def create_run(path: Path, settings: Settings, plan: Iterable[Task]) -> None:
-    """Make a run directory; raises `StoreError` rather than write into a directory that holds anything."""
+    """Make a run directory; raises `StoreError` rather than write into a directory that holds anything.
+
+    Raises `Unwritable`, and leaves nothing behind then, where it cannot be written.
+    """
     check_vacant(path)
-    for folder in _FOLDERS:
-        (path / folder).mkdir(parents=True, exist_ok=True)
-    _write_new(path / "plan.jsonl", b"".join(msgspec.json.encode(task) + b"\n" for task in plan))
-    # Last, and at once: a directory with a run.json is a whole run to whoever looks.
-    _write_new(path / "run.json.part", msgspec.json.format(msgspec.json.encode(settings)) + b"\n")
-    (path / "run.json.part").rename(path / "run.json")
+    tasks = b"".join(msgspec.json.encode(task) + b"\n" for task in plan)
+    kept = msgspec.structs.replace(settings, plan_digest=hashlib.sha256(tasks).hexdigest())
+    try:
+        with ExitStack() as undo:
+            for folder in (path, *(path / name for name in _FOLDERS)):
+                _make(folder, undo)
+            _write_new(path / "plan.jsonl", tasks, undo)
+            # Last, and at once: a directory with a run.json is a whole run to whoever looks.
+            _write_new(path / "run.json.part", msgspec.json.format(msgspec.json.encode(kept)) + b"\n", undo)
+            (path / "run.json.part").rename(path / "run.json")
+            undo.pop_all()
+    except OSError as error:
+        raise Unwritable(f"{path}: {error.strerror}; a run needs a directory that can be written, with room") from error
 
 
-def _write_new(path: Path, content: bytes) -> None:
+def _make(folder: Path, undo: ExitStack) -> None:
+    if not folder.is_dir():
+        folder.mkdir(parents=True, exist_ok=True)
+        undo.callback(_remove, folder)
+
+
+def _remove(folder: Path) -> None:
+    # What somebody else has put there meanwhile stays.
+    with suppress(OSError):
+        folder.rmdir()
+
+
+def _write_new(path: Path, content: bytes, undo: ExitStack) -> None:
     with path.open("xb") as file:
+        undo.callback(path.unlink, missing_ok=True)
         file.write(content)
 
 
@@ -300,15 +329,36 @@ def read_settings(run: Path) -> Settings:
 
 def read_plan(path: Path) -> tuple[Task, ...]:
     """The tasks of a plan or of a pass; raises `StoreError`."""
+    return _tasks(path, _bytes_of_plan(path))
+
+
+def _bytes_of_plan(path: Path) -> bytes:
     if not path.is_file():
         raise StoreError(f"{path}: missing; a run directory holds its tasks there")
+    return path.read_bytes()
+
+
+def _tasks(path: Path, content: bytes) -> tuple[Task, ...]:
     kept: dict[Any, Any] = {}
     tasks = []
-    for number, line in enumerate(path.read_bytes().splitlines(), 1):
+    for number, line in enumerate(content.splitlines(), 1):
         task = _decoded(line, Task, f"{path} line {number}", "a task: case, impl, on, item")
         _share(task, ("case", "impl", "on", "item", "law"), kept)
         tasks.append(task)
     return tuple(tasks)
+
+
+def _own_plan(run: Path, settings: Settings) -> tuple[Task, ...]:
+    """The plan that the run was made with; raises `StoreError` when it is another one now."""
+    path = run / "plan.jsonl"
+    content = _bytes_of_plan(path)
+    tasks = _tasks(path, content)
+    if settings.plan_digest and hashlib.sha256(content).hexdigest() != settings.plan_digest:
+        raise StoreError(
+            f"{path}: is not the plan that {run / 'run.json'} was written with; a plan is never edited, a selection of its "
+            "tasks is a run of its own"
+        )
+    return tasks
 
 
 def read_run(path: Path, own: bool = False) -> Run:
@@ -328,13 +378,12 @@ def read_run(path: Path, own: bool = False) -> Run:
 
 
 def _read(path: Path, settings: Settings, being_written: bool) -> Run:
-    plan = read_plan(path / "plan.jsonl")
+    plan = _own_plan(path, settings)
     planned = {task.key: task for task in plan}
     reader = _RecordReader()
     records: dict[Key, Record] = {}
     begun: dict[Key, Pending] = {}
     starts: dict[Key, int] = {}
-    attempts: dict[tuple[Key, int], int] = {}
     notes: list[str] = []
     for file in sorted((path / "records").glob("*.jsonl")):
         last: Task | None = None
@@ -345,8 +394,6 @@ def _read(path: Path, settings: Settings, being_written: bool) -> Run:
                 if key not in planned:
                     raise StoreError(f"{place}: starts a case that {path / 'plan.jsonl'} does not hold: {task.case}")
                 starts[key] = starts.get(key, 0) + 1
-                if task.attempts:
-                    attempts[key, len(task.attempts)] = attempts.get((key, len(task.attempts)), 0) + 1
                 last = task
                 continue
             record = reader.read(line, place)
@@ -360,16 +407,14 @@ def _read(path: Path, settings: Settings, being_written: bool) -> Run:
                 )
             msgspec.structs.force_setattr(record, "case", asked.case)
             known = records.get(key)
-            if known is None or record.finished >= known.finished:
+            if known is None or _later(record, known):
                 records[key] = record
             if last is not None and last.key == key:
                 last = None
         if last is not None:
-            again = len(last.attempts)
             begun[last.key] = Pending(
                 task=last,
                 stem=file.stem,
-                times=attempts[last.key, again] if again else starts[last.key],
                 crashed=last.item in _crashed_items(path, file.stem),
                 watchdog=_text(path / "watchdogs" / f"{file.stem}.txt"),
                 trace=_text(path / "crashes" / f"{file.stem}.txt"),
@@ -377,6 +422,11 @@ def _read(path: Path, settings: Settings, being_written: bool) -> Run:
     pending = tuple(found for key, found in begun.items() if _unsettled(found.task, records.get(key)))
     ordered = {key: records[key] for key in planned if key in records}
     return Run(path, settings, plan, ordered, pending, starts, tuple(notes), being_written)
+
+
+def _later(record: Record, known: Record) -> bool:
+    """Whether a record takes the place of another one: asked once more is later, whatever the machines' clocks say."""
+    return (len(record.attempts), record.finished) >= (len(known.attempts), known.finished)
 
 
 def _unsettled(task: Task, record: Record | None) -> bool:
@@ -461,11 +511,18 @@ def _contradiction(record: Record) -> str:
     for attempt in record.attempts:
         if not unanswered(attempt.status, attempt.reasons):
             return f"an attempt before it ended as {attempt.status!r}, and an answer is never asked again"
+    spent = record.seconds
+    if spent.build < 0 or spent.run < 0 or spent.reference < 0 or spent.judge < 0 or spent.compile < 0:
+        return f"it took less than no time: {spent}"
     if record.capsule and not _CAPSULE.fullmatch(record.capsule):
         return f"its capsule {record.capsule!r} should be a file in capsules/"
     for check in record.checks:
         if not 0 <= check.wrong <= check.count or (check.passed and check.wrong):
             return f"the check of {check.output} finds {check.wrong} of {check.count} elements wrong and uses {check.use:g}"
+        if check.use < 0 or check.use_rms < 0:
+            return f"the check of {check.output} uses {check.use:g} of its budget, {check.use_rms:g} rms"
+        if check.error < 0 or check.budget < 0:
+            return f"the check of {check.output} has a budget of {check.budget:g} and an error of {check.error:g}"
         if check.measure == "exact" and check.passed and check.error:
             return f"the check of {check.output} is exact and passes with an error of {check.error:g}"
     return ""
@@ -474,7 +531,7 @@ def _contradiction(record: Record) -> str:
 def _crashed_items(run: Path, stem: str) -> frozenset[str]:
     # Worker files are named pass-execution-worker-pid, and the session's crash list pass-execution.
     path = run / "crashes" / f"{'-'.join(stem.split('-')[:2])}.jsonl"
-    if not path.is_file():
+    if not path.exists():
         return frozenset()
     notes: list[str] = []
     return frozenset(_decoded(line, Crash, place, "a crashed item").crashed for place, line in _lines(path, notes))
@@ -482,7 +539,13 @@ def _crashed_items(run: Path, stem: str) -> frozenset[str]:
 
 def _lines(path: Path, notes: list[str], being_written: bool = False) -> Iterator[tuple[str, bytes]]:
     """Every line with its place; a cut-off last line is noted and left out."""
-    with path.open("rb") as file:
+    try:
+        opened = path.open("rb")
+    except OSError as error:
+        raise StoreError(
+            f"{path}: {error.strerror}; a run directory holds files there that its sweep wrote, and nothing else"
+        ) from None
+    with opened as file:
         for number, line in enumerate(file, 1):
             place = f"{path} line {number}"
             if line.endswith(b"\n"):

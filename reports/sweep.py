@@ -1,10 +1,12 @@
 """How does a run get from its plan to a record for every task, whatever the suspects do to the workers?
 
 Passes: a pytest session per execution runs the tasks without a record, until none is left or two passes in a row bring
-nothing. What a dead worker left behind is settled between passes. Where the run was asked to, what ended as a crash, a
-hang or a lost device is asked once more after that. `--resume` is the same loop on an older directory.
+nothing. What a dead worker left behind is settled between passes: a case whose worker died without a trace is asked once
+more, and its record says so. Where the run was asked to, what ended as a crash, a hang or a lost device is asked once more
+after that. `--resume` is the same loop on an older directory, by the same code in the same environment.
 """
 
+import hashlib
 import os
 import re
 import shlex
@@ -13,7 +15,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import msgspec
@@ -21,25 +23,31 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from impl.implementation import Execution
+from impl.sources.settings import use_aiter, use_vllm
+from impl.sources.source_tree import SourceError
 from oracle.check import Status
 from reports.environment import environment
 from reports.execute import HARNESS
-from reports.plan import AGAINST
+from reports.merge import MIXABLE, Said, mixture, said_by, said_of
+from reports.plan import AGAINST, find_impl
 from reports.plugin import UNWRITABLE
-from reports.record import Record
-from reports.store import Pending, RecordFile, Run, Settings, StoreError, Task, held, read_run
+from reports.record import Attempt, Record
+from reports.store import Key, Pending, RecordFile, Run, Settings, StoreError, Task, Unwritable, held, read_run
 
 _POLL_SECONDS = 0.2
 _PLAIN_LINE_SECONDS = 10.0
 _BARREN_PASSES = 2
+_NO_TRACE = "the worker died and left no trace: it ended itself or was killed"
 
 
 def sweep(path: Path, console: Console) -> Run:
     """Run the tasks of a run directory that have no record yet, and return the run as it then stands.
 
-    Raises `StoreError` when the directory cannot be read or written, or another sweep is writing it.
+    Raises `StoreError` when the directory cannot be read or written, when another sweep is writing it, or when what it
+    holds was answered by other code or in another environment than this process's.
     """
     with held(path) as lock:
+        _check_present(read_run(path, own=True))
         run = settled(path, "0000-resumed")
         number = 1 + max((int(file.name[:4]) for file in (path / "passes").glob("*.jsonl")), default=0)
         barren: Counter[Execution] = Counter()
@@ -52,17 +60,63 @@ def sweep(path: Path, console: Console) -> Run:
                 on = waiting[0].on
                 stem = f"{number:04d}-{on}"
                 tasks = _items_of_pass([task for task in waiting if task.on == on], run.pending, number)
-                _write_pass(path / "passes" / f"{stem}.jsonl", tasks)
-                ended = _session(run, stem, on, tasks, lock, show)
+                with _writing(path):
+                    _write_pass(path / "passes" / f"{stem}.jsonl", tasks)
+                    ended = _session(run, stem, on, tasks, lock, show)
                 before = _left(run)
                 run = settled(path, f"{stem}-sweep")
                 if ended == UNWRITABLE:
-                    again = f"mla-oracle sweep --resume {shlex.quote(str(path))}"
-                    raise StoreError(
-                        f"{path}: its workers cannot write there, as on a full disk; make room, then: {again}"
-                    )
+                    raise Unwritable(f"{path}: its workers cannot write there, as on a full disk; {_make_room(path)}")
                 barren[on] = 0 if _left(run) < before else barren[on] + 1
                 number += 1
+
+
+@contextmanager
+def _writing(path: Path) -> Iterator[None]:
+    """Whatever the system refuses meanwhile is a sentence."""
+    try:
+        yield
+    except OSError as error:
+        raise Unwritable(f"{path}: the sweep cannot write there: {error.strerror}; {_make_room(path)}") from error
+
+
+def _make_room(path: Path) -> str:
+    return f"make room, then: mla-oracle sweep --resume {shlex.quote(str(path))}"
+
+
+def _check_present(run: Run) -> None:
+    """Raise unless all records come from the code and the environment that would answer the rest."""
+    if not run.records or not (run.open_tasks or run.retries):
+        return
+    now = dict(_now(run))
+    for name in MIXABLE:
+        differs = mixture(name, [*said_by(run, name, "in its records"), *((*said, "now") for said in now[name])])
+        if differs:
+            raise StoreError(
+                f"{run.path}: {differs}; a run has one source and one environment, so what is left should be asked there, "
+                "or everything anew with sweep --out"
+            )
+
+
+def _now(run: Run) -> Iterator[tuple[str, list[Said]]]:
+    """What this process would say in records of this run, by name of what may be mixed."""
+    trees = _trees(run.settings)
+    use_vllm(trees[0])
+    use_aiter(trees[1])
+    here = [(on, environment(on, *trees)) for on in dict.fromkeys(task.on for task in run.plan)]
+    for name in MIXABLE:
+        if name != "source":
+            yield name, [said_of(name, on, found) for on, found in here]
+    asked = dict.fromkeys((record.op, record.impl, record.on) for record in run.records.values() if record.source)
+    yield "source", [(place, _source(*place[:2])) for place in asked]
+
+
+def _source(op: str, impl: str) -> str:
+    """The hash of an implementation's code as it is now, or why there is none."""
+    try:
+        return hashlib.sha256(find_impl(op, impl).source()).hexdigest()
+    except (SourceError, OSError) as error:
+        return str(error)
 
 
 def _waiting(run: Run, barren: Mapping[Execution, int]) -> list[Task]:
@@ -118,10 +172,25 @@ def _death(run: Run, found: Pending) -> tuple[Status, str] | None:
         return None
     if found.trace:
         return "crash", f"the worker died: {found.trace.strip().splitlines()[0]}{_innermost(found.trace)}"
-    # A worker that somebody killed leaves no trace either: the case is asked once more, alone.
-    if found.times >= 2:
-        return "crash", "the worker died twice in this case and left no trace: it ended itself or was killed"
+    # A worker that somebody killed leaves no trace either: the case is asked once more, alone, and its record says so.
+    if _left_no_trace_before(found.task):
+        return "crash", _NO_TRACE.replace("died", "died twice in this case")
     return None
+
+
+def _left_no_trace_before(task: Task) -> bool:
+    return bool(task.attempts) and task.attempts[-1].reasons == (_NO_TRACE,)
+
+
+def _attempts(found: Pending) -> tuple[Attempt, ...]:
+    """How the case of a start without a record ended so far, this time too if its worker died without a trace.
+
+    A worker runs one case at a time, so that it died in the case of its last start and in no other one of its item.
+    """
+    if not found.crashed:
+        return found.task.attempts
+    unexplained = Attempt(status="crash", reasons=(_NO_TRACE,), worker=found.stem, finished=time.time())
+    return (*found.task.attempts, unexplained)
 
 
 def _innermost(dump: str) -> str:
@@ -144,11 +213,13 @@ def _unused(folder: Path, stem: str) -> Path:
 
 def _items_of_pass(tasks: Iterable[Task], pending: Iterable[Pending], number: int) -> list[Task]:
     """The tasks again, each as an item of its own where it is asked once more, or a worker died or was stopped in it."""
-    suspicious = {found.task.key for found in pending}
+    attempts = {found.task.key: _attempts(found) for found in pending}
     items = {found.task.item.partition("#")[0] for found in pending}
     return [
-        msgspec.structs.replace(task, item=f"{task.item}#{number}.{position}")
-        if task.attempts or task.key in suspicious or task.item in items
+        msgspec.structs.replace(
+            task, item=f"{task.item}#{number}.{position}", attempts=attempts.get(task.key, task.attempts)
+        )
+        if task.attempts or task.key in attempts or task.item in items
         else task
         for position, task in enumerate(tasks)
     ]
@@ -177,9 +248,11 @@ def _session(run: Run, stem: str, on: Execution, tasks: list[Task], lock: int, s
     # fmt: on
     try:
         with (run.path / "logs" / f"{stem}.txt").open("xb") as log:
+            # In a process group of its own: an interrupt from a terminal is for the sweep, which takes its workers along,
+            # and would look like a crash of the cases in flight if it reached the workers first.
             session = subprocess.Popen(
                 command, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, env=worker_environment(on),
-                pass_fds=(reading, lock),
+                pass_fds=(reading, lock), process_group=0,
             )  # fmt: skip
         os.close(reading)
         while session.poll() is None:
@@ -209,12 +282,24 @@ def worker_environment(on: Execution) -> dict[str, str]:
     }
 
 
+class _Answered(msgspec.Struct, gc=False):
+    """What the count of a running sweep reads of a record."""
+
+    case: str
+    impl: str
+    on: str
+    status: str
+    law: str = ""
+
+
 class _Tail:
     """Counts the statuses of a run's records as its workers write them."""
 
     def __init__(self, path: Path) -> None:
         self._folder = path / "records"
         self._read: dict[Path, int] = {}
+        self._statuses: dict[Key, str] = {}
+        self._decode = msgspec.json.Decoder(_Answered).decode
         self.counts: Counter[str] = Counter()
 
     def update(self) -> None:
@@ -228,13 +313,12 @@ class _Tail:
             for line in whole.splitlines():
                 if line.startswith(b'{"start"'):
                     continue
-                status = re.search(rb'"status":"([a-z]+)"', line)
-                if status:
-                    self.counts[status[1].decode()] += 1
-                before = re.search(rb'"attempts":\[\{"status":"([a-z]+)"', line)
-                if before:
-                    # It takes the place of the record of the attempt before.
-                    self.counts[before[1].decode()] -= 1
+                # What is no record is for the reader of the run to say.
+                with suppress(msgspec.DecodeError):
+                    found = self._decode(line)
+                    # A record of a case that was asked once more takes the place of the one before.
+                    self._statuses[found.case, found.impl, found.on, found.law] = found.status
+        self.counts = Counter(self._statuses.values())
 
     def become(self, run: Run) -> None:
         """What the run says now that nobody writes it."""

@@ -48,6 +48,11 @@ def has(count: int) -> str:
     return "has" if count == 1 else "have"
 
 
+def without_record(number: int, asked: int) -> str:
+    """`1 of its 2 questions has no record`."""
+    return f"{number:,} of its {plural(asked, 'question')} {has(number)} no record"
+
+
 def was(count: int) -> str:
     """The verb that agrees with a count."""
     return "was" if count == 1 else "were"

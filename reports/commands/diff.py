@@ -14,9 +14,10 @@ from rich.markup import escape
 
 import cases as rooms
 from reports.commands.shared import ImplOption, Misuse, OpOption, application, console_of
+from reports.outputs.files import OutputError, outside_runs
 from reports.replaying import Trees, replay_line
 from reports.store import Run, read_run, read_settings
-from reports.words import plural
+from reports.words import has, plural
 
 if TYPE_CHECKING:
     from reports.diff import Change, Diff
@@ -43,6 +44,11 @@ def show_diff(
         raise Misuse(f"{before} and {after} are one run; a diff needs two")
     if json is not None and (json.exists() or not json.resolve().parent.is_dir()):
         raise Misuse(f"--json {json}: should name a new file in a directory that exists")
+    if json is not None:
+        try:
+            outside_runs("--json", json)
+        except OutputError as error:
+            raise Misuse(str(error)) from error
     ops = tuple(each for name in op or () for each in rooms.ops_named(name))
     runs = [_narrowed(read_run(path), ops, tuple(impl or ())) for path in (before, after)]
     if not any(run.plan for run in runs):
@@ -95,11 +101,16 @@ def print_diff(difference: "Diff", before: Run, after: Run, console: Console) ->
         console.print(escape(f"  {note}"))
     times = [each for each in difference.times if each.seen]
     grown = sum(growth.grew for growth in difference.growths)
-    counts = [(words.MEANINGS[kind], number) for kind, number in difference.counts.items()]
-    counts += [("groups whose error grew", grown), ("groups whose error shrank", len(difference.growths) - grown)]
-    counts += [("groups of another speed", len(times))]
-    for meaning, number in counts:
-        console.print(f"{number:8} {meaning}", style="bold" if number else "dim")
+    shrunk = len(difference.growths) - grown
+    counts = [(words.counted(kind, number), number) for kind, number in difference.counts.items()]
+    counts += [
+        (f"{plural(grown, 'group')} whose error grew", grown),
+        (f"{plural(shrunk, 'group')} whose error shrank", shrunk),
+    ]
+    counts += [(f"{plural(len(times), 'group')} of another speed", len(times))]
+    for said, number in counts:
+        figure, _, meaning = said.partition(" ")
+        console.print(f"{figure:>8} {meaning}", style="bold" if number else "dim")
     console.print(f"{difference.unchanged:8} unchanged", style="dim")
     if difference.unjudged:
         console.print(f"{difference.unjudged:8} judged by neither run", style="dim")
@@ -115,7 +126,10 @@ def print_diff(difference: "Diff", before: Run, after: Run, console: Console) ->
         for growth in difference.growths[:_EXAMPLES]:
             console.print(escape(f"  {growth.op} {growth.impl} {growth.on}: {growth.sentence}"))
             console.print(
-                escape(f"      {growth.changed} of {growth.cases} answers have other bits, such as {growth.steepest}")
+                escape(
+                    f"      {growth.changed:,} of {plural(growth.cases, 'answer')} {has(growth.changed)} other bits, "
+                    f"such as {growth.steepest}"
+                )
             )
             record = after.records.get((growth.steepest, growth.impl, growth.on, ""))
             if record is not None:

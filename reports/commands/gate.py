@@ -15,7 +15,7 @@ from reports.commands.terminal import table_of
 from reports.gate import KINDS, Finding, GateResult, judge
 from reports.known_failures import KnownError, read_known
 from reports.outputs.escaping import printable
-from reports.outputs.files import OutputError, claim, write
+from reports.outputs.files import OutputError, claim, outside_runs, write
 from reports.outputs.gate_json import gate_json
 from reports.outputs.github import annotations, append_summary, silenced
 from reports.outputs.junit import junit
@@ -66,7 +66,7 @@ def gate(
         raise Misuse(f"--today {today}: should be a day, 2026-01-31") from None
     try:
         rules = read_policy(policy) if policy is not None else Policy()
-        entries = read_known(known) if known is not None else None
+        entries = read_known(known, day) if known is not None else None
         for option, path in files.items():
             if path is not None and path.resolve() in {each.resolve() for each in (policy, known) if each is not None}:
                 raise Misuse(f"{option} {path}: is what the gate reads, an output should go elsewhere")
@@ -103,6 +103,10 @@ def gate(
 def _write_policy(path: Path) -> int:
     if path.exists() or path.is_symlink() or not path.resolve().parent.is_dir():
         raise Misuse(f"--write-policy {path}: should name a new file in a directory that exists")
+    try:
+        outside_runs("--write-policy", path)
+    except OutputError as error:
+        raise Misuse(str(error)) from error
     with path.open("x", encoding="utf-8") as file:
         file.write(DEFAULT_TEXT)
     console_of().print(escape(str(path)))

@@ -1,6 +1,7 @@
 """`mla-oracle prove`: does an op's judge tell wrong answers from right ones?"""
 
 import importlib
+import os
 from pathlib import Path
 from typing import Annotated
 
@@ -15,8 +16,8 @@ from reports.commands.shared import (
     WorkersOption,
     application,
     console_of,
-    not_negative,
     one_of,
+    seed_of,
     workers_of,
 )  # fmt: skip
 from reports.plan import Selection, chosen_ops
@@ -39,9 +40,18 @@ def prove(
         raise Misuse(f"--clean {clean} --depth {depth}: should be at least 0 and at least 1")
     if out is not None and out.exists():
         raise Misuse(f"--out {out}: exists already, it should be a new file")
+    if out is not None:
+        _check_place(out)
     proving = importlib.import_module("reports.prove")
     code: int = proving.run(
-        ops, level=chosen, clean=clean, depth=depth, seed=not_negative("--seed", seed), workers=workers_of(workers),
+        ops, level=chosen, clean=clean, depth=depth, seed=seed_of(seed), workers=workers_of(workers),
         out=out, console=console_of(),
     )  # fmt: skip
     return code
+
+
+def _check_place(out: Path) -> None:
+    """Raise where the file could not be made after all the proving; directories above it are made."""
+    above = next(folder for folder in out.absolute().parents if folder.exists())
+    if not above.is_dir() or not os.access(above, os.W_OK):
+        raise Misuse(f"--out {out}: should name a new file below a directory that can be written, {above} is none")

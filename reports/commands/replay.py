@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from safetensors import SafetensorError
 
 import cases as rooms
 from cases.case import parse
@@ -66,7 +67,10 @@ def replay(
                 same = trial.record.fingerprint == before.fingerprint
                 console.print(f"  its outputs are {'the same as' if same else 'not those'} in the capsule")
             if save is not None:
-                console.print(f"  kept in {write_capsule(save, trial)}")
+                try:
+                    console.print(f"  kept in {write_capsule(save, trial)}")
+                except (OSError, SafetensorError) as error:
+                    raise Misuse(f"--save {save}: {error}; it should be a place with room to write") from error
             broke = any(reason.startswith(HARNESS) for reason in trial.record.reasons)
             worst = max(worst, 3 if broke else 1 if trial.record.status in AGAINST else 0)
             judged |= trial.record.status != "unsupported"

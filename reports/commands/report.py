@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from reports.commands.shared import Misuse, application, console_of
+from reports.outputs.files import OutputError, outside_runs
 from reports.store import read_settings
 
 
@@ -79,6 +80,10 @@ def _place(out: Path | None, usual: Path) -> Path:
     page = out if out is not None else usual
     if page.is_dir() or not page.resolve().parent.is_dir():
         raise Misuse(f"--out {page}: should name a file in a directory that exists")
+    try:
+        outside_runs("--out", page)
+    except OutputError as error:
+        raise Misuse(str(error)) from error
     if page.exists() and not importlib.import_module("reports.html").is_report(page):
         raise Misuse(f"--out {page}: exists and is no report; it should be a new file or an earlier report")
     return page

@@ -21,6 +21,7 @@ W = TypeVar("W", bound=str)
 
 RUNS = Path("runs")
 _DEVICE_WORKERS = 8
+_LARGEST_SEED = 10**9
 STATUSES: tuple[Status, ...] = get_args(Status)
 
 application = typer.Typer(
@@ -114,6 +115,13 @@ def not_negative(option: str, number: int) -> int:
     """The number, or `Misuse`."""
     if number < 0:
         raise Misuse(f"{option} {number}: should not be negative")
+    return number
+
+
+def seed_of(number: int) -> int:
+    """The seed of `--seed`, or `Misuse`; a case id spells what is made of it in 18 digits at most."""
+    if not_negative("--seed", number) >= _LARGEST_SEED:
+        raise Misuse(f"--seed {number}: should have {len(str(_LARGEST_SEED)) - 1} digits at most")
     return number
 
 

@@ -29,6 +29,7 @@ from reports.commands.shared import (
     executions_of,
     not_negative,
     one_of,
+    seed_of,
     use_trees,
     workers_of,
 )  # fmt: skip
@@ -92,7 +93,7 @@ def run_sweep(
         wanted = Selection(
             ops=tuple(op or ()), impls=tuple(impl or ()), on=executions_of(on),
             level=one_of("--cases", level, LEVELS), patterns=tuple(case or ()), failed=failed,
-            seed=not_negative("--seed", seed), laws=laws,
+            seed=seed_of(seed), laws=laws,
         )  # fmt: skip
         part = _part(shard, balance)
         settings = Settings(
@@ -121,7 +122,7 @@ def _part(shard: str | None, balance: Path | None) -> Shard | None:
 def _new_run(wanted: Selection, trees: Trees, how: Settings, out: Path | None, console: Console) -> Path:
     """Plan, then create the run directory: nothing is written before everything that was asked for exists."""
     if not 0 < how.deadline < 1e6:
-        raise Misuse(f"--deadline {how.deadline:g}: should be more than 0 seconds")
+        raise Misuse(f"--deadline {how.deadline:g}: should be more than 0 seconds, and less than a million")
     if wanted.laws and wanted.failed is not None:
         raise Misuse("--laws --failed: what failed is asked again, laws among it; no others can be chosen")
     times = read_run(Path(how.balance)) if how.balance else None

@@ -7,10 +7,10 @@ from typing import Any
 from markupsafe import Markup
 
 from reports import figures
-from reports.history import LEVEL, History, Trend, read_history
+from reports.history import FEWEST_RUNS, LEVEL, History, Trend, read_history
 from reports.html.overview import family_of
 from reports.html.page import rendered, write_page
-from reports.words import plural
+from reports.words import has, plural
 
 # Series beyond this number have their line of numbers and no chart.
 _CHARTS = 120
@@ -44,6 +44,7 @@ def render_history(history: History, *, title: str) -> str:
         moved=[_line(trend, f"m{place}", place < _CHARTS) for place, trend in enumerate(moved)],
         steady=[_line(trend, f"s{place}", place < room) for place, trend in enumerate(steady)],
         level=LEVEL,
+        fewest=FEWEST_RUNS,
         marks=(figures.swatch(0), figures.swatch(1)),
     )
 
@@ -64,7 +65,17 @@ def answer_of(history: History) -> tuple[str, str, str]:
     if steps or drifts:
         said = f"{plural(len(steps), 'step')} and {plural(len(drifts), 'drift')} in {asked}, {rose} of them upwards."
         return ("fail", "It rose.", said) if rose else ("pass", "It fell.", said)
-    return "pass", "Steady.", f"No step and no drift is seen in {asked}."
+    told = sum(_runs(trend) >= FEWEST_RUNS for trend in history.trends)
+    if not told:
+        return "vacuous", "Too few runs to tell.", f"No step can be seen in fewer than {FEWEST_RUNS} runs: {asked}."
+    untold = len(history.trends) - told
+    lack = f" {untold:,} of these {has(untold)} fewer than {FEWEST_RUNS} runs, too few to tell." if untold else ""
+    return "pass", "Steady.", f"No step and no drift is seen in {asked}.{lack}"
+
+
+def _runs(trend: Trend) -> int:
+    """In how many runs the series is."""
+    return sum(count > 0 for count in trend.count)
 
 
 def _run(number: int, name: str, created: float, records: int) -> dict[str, Any]:
@@ -117,7 +128,7 @@ def _line(trend: Trend, name: str, drawn: bool) -> dict[str, Any]:
         "anchor": f"series-{name}",
         "chart": chart,
         "rows": rows,
-        "runs": sum(count > 0 for count in trend.count),
+        "runs": _runs(trend),
         "failed": sum(trend.failed),
         "sentences": [step.sentence for step in trend.steps] + [drift.sentence for drift in trend.drifts],
     }

@@ -47,6 +47,7 @@ class KnownUse(msgspec.Struct, frozen=True, kw_only=True):
     expires: str
     excused: int
     otherwise: int
+    outlived: int
     passing: int
 
 
@@ -104,5 +105,5 @@ def _use(use: Use) -> KnownUse:
     return KnownUse(
         place=use.entry.place, state=use.state, impl=known.impl, op=known.op, case=known.case, owner=known.owner,
         issue=known.issue, expires=known.expires.isoformat(), excused=len(use.excused), otherwise=len(use.otherwise),
-        passing=use.passing,
+        outlived=len(use.outlived), passing=use.passing,
     )  # fmt: skip

@@ -23,30 +23,42 @@ SUMMARY = "GITHUB_STEP_SUMMARY"
 
 
 def annotations(result: GateResult, root: Path | None = None) -> list[str]:
-    """The workflow commands: an error for what closes the gate, a warning for what is reported.
+    """The workflow commands: an error for what closes the gate, a warning for what is reported, a notice for each note.
 
     root: the checkout of the job; a source file is named only where it lies in it.
     """
     here = root if root is not None else Path(os.environ.get("GITHUB_WORKSPACE") or ".")
-    return [*_commands("error", result.closing, here), *_commands("warning", result.reported, here)]
+    said = (f"::notice title=mla-oracle::{_line(note)}" for note in (result.sentence, *result.notes))
+    return [
+        *_limited("error", [_command("error", finding, here) for finding in result.closing], "findings"),
+        *_limited("warning", [_command("warning", finding, here) for finding in result.reported], "findings"),
+        *_limited("notice", list(said), "notes"),
+    ]
 
 
-def _commands(word: str, findings: Sequence[Finding], root: Path) -> Iterable[str]:
-    shown = findings if len(findings) <= MOST else findings[: MOST - 1]
-    for finding in shown:
-        title = " ".join(filter(None, ("mla-oracle", _short_kind(finding), finding.status, finding.place)))
-        lines = [finding.sentence, *finding.details]
-        if finding.count > 1:
-            lines.append(f"{finding.count:,} cases")
-        if finding.replay:
-            lines.append(f"see it again: {finding.replay}")
-        file = source_of(finding.op, finding.impl) if finding.op else ""
-        place = f"file={command_property(file)}," if file and (root / file).is_file() else ""
-        message = "\n".join(" ".join(line.split("\n")) for line in lines)
-        yield f"::{word} {place}title={command_property(title)}::{command_data(message)}"
-    if len(findings) > len(shown):
-        rest = len(findings) - len(shown)
-        yield f"::{word} title=mla-oracle::{rest} more findings are in the step's summary"
+def _limited(word: str, commands: Sequence[str], noun: str) -> Iterable[str]:
+    """As many as GitHub keeps, the last of them the number of the others."""
+    if len(commands) <= MOST:
+        return commands
+    rest = len(commands) - MOST + 1
+    return [*commands[: MOST - 1], f"::{word} title=mla-oracle::{rest} more {noun} are in the step's summary"]
+
+
+def _command(word: str, finding: Finding, root: Path) -> str:
+    title = " ".join(filter(None, ("mla-oracle", _short_kind(finding), finding.status, finding.place)))
+    lines = [finding.sentence, *finding.details]
+    if finding.count > 1:
+        lines.append(f"{finding.count:,} cases")
+    if finding.replay:
+        lines.append(f"see it again: {finding.replay}")
+    file = source_of(finding.op, finding.impl) if finding.op else ""
+    place = f"file={command_property(file)}," if file and (root / file).is_file() else ""
+    return f"::{word} {place}title={command_property(title)}::{'%0A'.join(_line(line) for line in lines)}"
+
+
+def _line(text: str) -> str:
+    """A text in one line of a message."""
+    return command_data(" ".join(text.split("\n")))
 
 
 def _short_kind(finding: Finding) -> str:

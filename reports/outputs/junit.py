@@ -13,6 +13,7 @@ from reports.gate import KINDS, Finding, GateResult, Judged, sentence_of
 from reports.outputs.escaping import printable
 from reports.record import Record
 from reports.replaying import Trees, replay_line
+from reports.words import plural
 
 LISTED = 10_000
 _SHOWN = 20
@@ -29,7 +30,8 @@ def junit(result: GateResult) -> str:
     for test in _each(result) if by_record else _grouped(result):
         suites.setdefault(test.suite, []).append(test)
     suites["gate"] = [_of_finding(finding) for finding in result.findings if finding.rule not in _OF_RECORDS]
-    suites["gate"].append(_Test("gate", "gate", result.run, "", properties={"sentence": result.sentence}))
+    notes = {f"note {number}": note for number, note in enumerate(result.notes, 1)}
+    suites["gate"].append(_Test("gate", "gate", result.run, "", properties={"sentence": result.sentence, **notes}))
     every = [test for tests in suites.values() for test in tests]
     said = " ".join(filter(None, (result.run, f"against {result.baseline}" if result.baseline else "")))
     lines = [
@@ -109,8 +111,8 @@ def _of_record(each: Judged, trees: Trees, retried_closes: bool) -> _Test:
     for number, attempt in enumerate(record.attempts, 1):
         properties[f"attempt {number}"] = f"{attempt.status}: {'; '.join(attempt.reasons)}"
     text = _text_of(record, trees) if each.outcome in ("closes", "reported", "known") else ()
-    if record.attempts and each.outcome == "passed" and retried_closes:
-        kind, message, type = "error", "passed only when asked again", "infrastructure: retried"
+    if record.attempts and each.outcome != "closes" and retried_closes:
+        kind, message, type = "error", f"{record.status} only when asked again", "infrastructure: retried"
         text = _text_of(record, trees)
     spent = record.seconds
     return _Test(
@@ -155,7 +157,9 @@ def _grouped(result: GateResult) -> Iterable[_Test]:
     for (op, impl, on, outcome), found in groups.items():
         kind, message, _ = _fate(found[0])
         spent = sum(each.record.seconds.run for each in found)
-        yield _Test(op, _group(op, impl, on, ""), f"{len(found)} cases {outcome}", kind, message, "", (), spent)
+        yield _Test(
+            op, _group(op, impl, on, ""), f"{plural(len(found), 'case')} {outcome}", kind, message, "", (), spent
+        )
     for finding in result.findings:
         if finding.rule in _OF_RECORDS:
             yield _of_finding(finding)

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Sequence
 from reports.gate import KINDS, Finding, GateResult
 from reports.known_failures import counted_as
 from reports.outputs.escaping import code, fenced, markdown
+from reports.words import plural
 
 # Both pages refuse more than 1 MiB.
 MOST_BYTES = 1024 * 1024
@@ -33,8 +34,7 @@ def summary(result: GateResult, most: int = MOST_BYTES) -> str:
 
 def _fitted(blocks: Sequence[str], most: int) -> str:
     """As many blocks as fit, and the number of those that do not."""
-    left = "\n\n_{} more blocks do not fit here; the gate's JSON has them all._\n"
-    room = most - len(left.format(len(blocks)).encode())
+    room = most - len(_left_out(len(blocks)).encode())
     said: list[str] = []
     size = 0
     for block in blocks:
@@ -43,7 +43,12 @@ def _fitted(blocks: Sequence[str], most: int) -> str:
             break
         said.append(block)
     rest = len(blocks) - len(said)
-    return "\n\n".join(said) + (left.format(rest) if rest else "\n")
+    return "\n\n".join(said) + (_left_out(rest) if rest else "\n")
+
+
+def _left_out(number: int) -> str:
+    do = "does" if number == 1 else "do"
+    return f"\n\n_{plural(number, 'more block')} {do} not fit here; the gate's JSON has everything._\n"
 
 
 def _run(result: GateResult) -> str:
@@ -116,7 +121,7 @@ def _table(result: GateResult) -> str:
         ),
     ]
     if len(rows) > _ROWS:
-        lines.append(f"\n{len(rows) - _ROWS:,} more rows")
+        lines.append(f"\n{plural(len(rows) - _ROWS, 'more row')}")
     return "\n".join(lines)
 
 

@@ -2,6 +2,7 @@
 
 import importlib.util
 import os
+import resource
 import subprocess
 import sys
 from pathlib import Path
@@ -63,11 +64,13 @@ def files(path: Path) -> dict[Path, bytes]:
         ("sweep --op standin.double --on hip", "--on hip: torch "),
         ("sweep --op standin.double --cases loud", "--cases loud: should be one of"),
         ("sweep --op standin.double --case rows=3", "no default case has rows=3"),
+        ("sweep --op standin.double --case rows=4|banana", "no default case has rows=banana; there are "),
         ("sweep --op standin.double --case rows", "case pattern: 'rows' is not axis=value"),
         ("sweep --op standin.double --workers -1", "--workers -1: should be 1 or more"),
         ("sweep --op standin.double --workers many", "--workers"),
         ("sweep --op standin.double --deadline 0", "--deadline 0: should be more than 0 seconds"),
         ("sweep --op standin.double --seed -1", "--seed -1: should not be negative"),
+        (f"sweep --op standin.double --seed 1{'0' * 18}", "should have 9 digits at most"),
         ("sweep --op standin.double --vllm nowhere", "--vllm nowhere: no such directory; it should be a vLLM checkout"),
         ("sweep --failed nowhere", "nowhere: no such run directory"),
         ("sweep --resume nowhere", "nowhere: no such run directory"),
@@ -87,7 +90,7 @@ def files(path: Path) -> dict[Path, bytes]:
         (f"replay {FOUR} --save x.safetensors", "--save x.safetensors: needs one --impl and one --on"),
         ("report nowhere", "nowhere: no such run directory"),
         ("sweep --op standin.double --vllm runs/kept/run.json", "--vllm runs/kept/run.json: is a file; unpack it"),
-        ("report runs/kept --out runs/kept/run.json", "--out runs/kept/run.json: exists and is no report"),
+        ("report runs/kept --out runs/kept/run.json", "--out runs/kept/run.json: belongs to the run "),
         ("report runs/kept --out runs", "--out runs: should name a file"),
         ("sweep --resume runs/kept --workers 1", "--resume runs/kept: the run's own settings hold"),
         ("sweep --op standin.double --out runs/kept/run.json/sub", "Not a directory"),
@@ -118,6 +121,10 @@ def files(path: Path) -> dict[Path, bytes]:
         ("sweep --op standin.double --vllm .", "is not a vLLM tree"),
         ("doctor --vllm nowhere", "--vllm nowhere: no such directory"),
         ("prove --op nope", "unknown op 'nope'"),
+        (
+            "prove --op standin.double --out runs/kept/run.json/x",
+            "should name a new file below a directory that can be",
+        ),
         ("prove --op standin.double --depth 0", "--depth 0: should be"),
         ("dance", "No such command 'dance'"),
         ("sweep --dance", "--dance"),
@@ -278,6 +285,20 @@ def test_a_replay_explains_and_its_exit_code_judges(capsys: pytest.CaptureFixtur
     assert "as if the last row were one too large (last-row-late)" in said
     assert "but should be 1352" in said
     assert command.main(["replay", FOUR, "--impl", "standin-right", "--on", "interpreter"]) == 0
+
+
+def test_a_capsule_without_room_is_a_sentence(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (64, limits[1]))
+    try:
+        code = command.main(
+            ["replay", FOUR, "--impl", "standin-wrong", "--on", "interpreter", "--save", "x.safetensors"]
+        )
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    said = capsys.readouterr().err
+    assert (code, said.count("\n")) == (2, 1)
+    assert said.startswith("mla-oracle: --save x.safetensors: ")
 
 
 def test_a_capsule_is_replayed_and_compared(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

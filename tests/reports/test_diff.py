@@ -16,8 +16,11 @@ from oracle.check import OFF_THE_SCALE, Check, Status
 from reports.chance import coin, corrected, countable, least, median_interval, one_sided
 from reports.commands import run as command
 from reports.diff import KINDS, LEVEL, WORSE, Change, Diff, compare
+from reports.growth import Group
 from reports.plan import AGAINST
 from reports.record import Attempt, Environment, Record, Seconds
+from reports.speed import LEVEL as TIME_LEVEL
+from reports.speed import Times, slowdowns
 from reports.store import Key, RecordFile, Run, Settings, Task, create_run, held, read_run
 
 HERE = Environment(machine="m", python="3", torch="2.13.0", triton="3.8", numpy="2", device="cpu", arch="x86_64")
@@ -410,6 +413,100 @@ def test_an_older_record_that_knows_no_architecture_is_compared() -> None:
     assert len(compare(*timed({"a-a": 2.0}, environment=there)).times) == 1
 
 
+# When a load began and ended, and how many times longer everything took meanwhile.
+Burst = tuple[float, float, float]
+
+
+def bursts(draw: random.Random, length: float) -> list[Burst]:
+    """Loads that come and go over about a third of the time."""
+    typical, now = length * draw.uniform(0.02, 0.12), 0.0
+    found = []
+    while now < length:
+        begin = now + draw.expovariate(0.5 / typical)
+        now = begin + draw.expovariate(1 / typical)
+        found.append((begin, now, draw.uniform(1.3, 3.0)))
+    return found
+
+
+def loaded(seed: int, slow: float = 1.0, power: float = 1.0, quiet: bool = False) -> dict[Group, Times]:
+    """The times of two runs of six groups by two workers; the calls of `i-1` take `slow` times as long in the later one.
+
+    power: a load that slows the harness twice slows the calls 2 ** power times.
+    """
+    draw = random.Random(seed)
+    typical = [(draw.uniform(0.05, 1.0), draw.uniform(0.05, 0.6)) for _ in range(480)]
+    sides: list[list[Record]] = []
+    for later in (False, True):
+        loads = [] if quiet else bursts(draw, sum(map(sum, typical)) / 2)
+        clocks, found = [0.0, 0.0], []
+        for number, (call, harness) in enumerate(typical):
+            worker = clocks.index(min(clocks))
+            load = next((times for begin, end, times in loads if begin <= clocks[worker] < end), 1.0)
+            group = number // 80
+            run = call * draw.lognormvariate(0, 0.2) * load**power * (slow if later and group == 1 else 1.0)
+            judge = harness * draw.lognormvariate(0, 0.2) * load
+            clocks[worker] += run + judge
+            spent = Seconds(build=judge / 4, run=run, judge=judge * 3 / 4)
+            found.append(record(number, impl=f"i-{group}", seconds=spent, finished=clocks[worker]))
+        sides.append(found)
+    times: dict[Group, Times] = {}
+    for old, new in zip(*sides, strict=True):
+        times.setdefault((new.op, new.impl, new.on), Times()).add(old, new)
+    return times
+
+
+@pytest.mark.parametrize("power", [0.7, 1.0, 1.4])
+def test_a_load_that_comes_and_goes_raises_no_more_false_alarms_than_declared(power: float) -> None:
+    found = [slowdowns(loaded(seed, power=power)) for seed in range(200)]
+    assert sum(any(each.seen for each in times) for times in found) <= 200 * TIME_LEVEL
+
+
+def test_a_kernel_that_takes_half_as_long_again_is_seen_in_quiet_and_mostly_under_load() -> None:
+    def seen(seed: int, quiet: bool) -> bool:
+        return any(
+            each.seen and each.impl == "i-1" and each.ratio > 1.2 for each in slowdowns(loaded(seed, 1.5, quiet=quiet))
+        )
+
+    assert sum(seen(seed, quiet=True) for seed in range(50)) >= 48
+    assert sum(seen(seed, quiet=False) for seed in range(100)) > 50
+
+
+def slowed(loads: Sequence[float], calls: Sequence[float], groups: Sequence[int]) -> tuple[Run, Run]:
+    """Runs of whose groups everything takes `loads` times as long in the later one, the calls `calls` times more."""
+    old = [
+        record(n, impl=f"i-{group}", finished=float(n), seconds=Seconds(run=1 + n % 7, judge=2.0))
+        for n, group in enumerate(group for group, many in enumerate(groups) for _ in range(many))
+    ]
+    new = []
+    for each in old:
+        group = int(each.impl.removeprefix("i-"))
+        spent = Seconds(run=each.seconds.run * loads[group] * calls[group], judge=2.0 * loads[group])
+        new.append(msgspec.structs.replace(each, seconds=spent))
+    return run_of(old, "a"), run_of(new, "b")
+
+
+def test_a_group_that_ran_under_a_load_says_so() -> None:
+    times = compare(*slowed([2.0, 1.0, 1.0, 1.0], [1.0] * 4, [60] * 4)).times
+    assert not any(each.seen for each in times)
+    (slow,) = (each for each in times if each.impl == "i-0")
+    assert slow.load == pytest.approx(2.0)
+    assert "the harness at the same cases 2 times" in slow.sentence
+    assert slow.sentence.endswith("a load while it ran may explain that")
+
+
+def test_a_load_on_the_only_group_is_none_of_its_kernel() -> None:
+    (loaded_only,) = compare(*slowed([2.0], [1.0], [60])).times
+    (slower,) = compare(*slowed([1.0], [1.5], [60])).times
+    assert (loaded_only.seen, slower.seen) == (False, True)
+
+
+@pytest.mark.parametrize("factor", [1.5, 1 / 1.5])
+@pytest.mark.parametrize("load", [0.5, 1.0, 2.0])
+def test_a_load_of_the_whole_run_hides_no_group(load: float, factor: float) -> None:
+    times = compare(*slowed([load] * 3, [1.0, factor, 1.0], [60] * 3)).times
+    assert [each.impl for each in times if each.seen and each.op] == ["i-1"]
+
+
 def test_compiling_is_no_running_time() -> None:
     old = [record(number, seconds=Seconds(run=1.0)) for number in range(50)]
     new = [record(number, seconds=Seconds(run=5.0, compile=4.0)) for number in range(50)]
@@ -422,7 +519,7 @@ def test_unfinished_runs_repeated_questions_and_other_settings_are_said() -> Non
     after = run_of([again], "b", unanswered=[record(0)], cases="nightly")
     notes = compare(before, after).notes
     assert notes == (
-        "b: 1 of its 2 questions have no record, it is still being written or was killed half way; what is there is compared",
+        "b: 1 of its 2 questions has no record, it is still being written or was killed half way; what is there is compared",
         "b: 1 of its answers came only when they were asked once more",
         "the runs were not asked for the same: cases smoke then, nightly now",
     )  # fmt: skip
@@ -531,7 +628,7 @@ def test_growth_alone_is_worse(tmp_path: Path, capsys: pytest.CaptureFixture[str
     paths = [written(tmp_path / run.path.name, list(run.records.values())) for run in (before, after)]
     code, out, _ = diff(capsys, *paths)
     assert code == 1
-    assert "       1 groups whose error grew" in out
+    assert "       1 group whose error grew" in out
     assert "budget use grew: " in out
     assert "300 of 300 answers have other bits" in out
     assert diff(capsys, *reversed(paths))[0] == 0
@@ -557,6 +654,25 @@ def test_an_op_can_be_looked_at_alone(tmp_path: Path, capsys: pytest.CaptureFixt
     assert diff(capsys, old, new, "--impl", "ours-*")[0] == 1
     code, _, err = diff(capsys, old, new, "--op", "formats.cast")
     assert code == 2 and "neither asks formats.cast" in err
+
+
+@pytest.mark.parametrize("number", [0, 1, 2])
+def test_counts_agree_with_their_words(tmp_path: Path, capsys: pytest.CaptureFixture[str], number: int) -> None:
+    old = written(tmp_path / "old", [record(each) for each in range(5)])
+    new = written(tmp_path / "new", [record(each, "fail" if each < number else "pass") for each in range(5)])
+    _, out, _ = diff(capsys, old, new)
+    assert f"{number:8} new failure{'' if number == 1 else 's'}\n" in out
+    assert f"{0:8} groups whose error grew\n" in out
+
+
+def test_the_diff_is_not_kept_among_what_a_sweep_writes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    old, new = written(tmp_path / "a", [record(0)]), written(tmp_path / "b", [record(0)])
+    code, out, err = diff(capsys, old, new, "--json", new / "records" / "diff.json")
+    assert (code, out) == (2, "")
+    assert "belongs to the run" in err and err.count("\n") == 1
+    assert not (new / "records" / "diff.json").exists()
+    assert command(["report", str(new), "--out", str(new / "records" / "x.html")]) == 2
+    assert not (new / "records" / "x.html").exists()
 
 
 def test_misuse_is_one_sentence_and_writes_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -585,7 +701,7 @@ def test_a_run_that_is_still_written_or_was_killed_says_so(tmp_path: Path, capsy
     new = written(tmp_path / "b", [record(0)], unanswered=[record(1)])
     code, out, _ = diff(capsys, old, new)
     assert code == 1
-    assert f"{new}: 1 of its 2 questions have no record" in out
+    assert f"{new}: 1 of its 2 questions has no record" in out
     assert "was pass, now no record" in out
     assert "a sweep is writing it" not in out
     with held(new):

@@ -283,3 +283,36 @@ def test_the_import_costs_nothing() -> None:
         "assert not found, found"
     )
     subprocess.run([sys.executable, "-c", script], check=True, env={**os.environ, "PYTHONPATH": str(HERE)})
+
+
+OF_A_USER = """
+import pytest
+
+
+def untouched(inputs):
+    return {"flat": inputs.flat, "indptr": inputs.indptr}
+
+
+def test_records(oracle_check):
+    with pytest.raises(pytest.fail.Exception) as caught:
+        oracle_check("sparse_mla.ragged_from_dense", untouched, case="width=6")
+    assert "fail" in {record.status for record in caught.value.records}
+    assert all(record.op == "sparse_mla.ragged_from_dense" for record in caught.value.records)
+
+
+def test_misuse(oracle_check):
+    with pytest.raises(pytest.fail.Exception) as caught:
+        oracle_check("sparse_mla.nothing", untouched)
+    assert caught.value.records == ()
+"""
+
+
+def test_a_failure_of_the_fixture_has_its_records(tmp_path: Path) -> None:
+    (tmp_path / "test_user.py").write_text(OF_A_USER)
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-c", os.devnull, "--rootdir", "."]
+    done = subprocess.run(
+        [*command, "-p", "reports.mla_oracle_pytest"], cwd=tmp_path, capture_output=True, text=True, check=False,
+        env={**os.environ, "PYTHONPATH": str(HERE), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "PYTEST_PLUGINS": ""},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout
+    assert "2 passed" in done.stdout

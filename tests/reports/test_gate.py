@@ -11,43 +11,16 @@ import msgspec
 import pytest
 
 import reports.gate
-from oracle.check import Check
 from reports.commands import run as command
 from reports.diff import Diff, Growth, Move
 from reports.gate import Finding, GateResult, judge
 from reports.known_failures import read_known
 from reports.policy import AGAINST, DEFAULT_TEXT, KEYS, Policy, PolicyError, read_policy
-from reports.record import LOST, Attempt, Environment, Record
-from reports.store import RecordFile, Run, Settings, Task, create_run
+from reports.record import LOST, Attempt, Record
+from reports.store import RecordFile, Run, create_run
+from tests.reports.gate_records import BAD, GOOD, HERE, OP, TODAY, record, run_of
 
 DOCS = Path(__file__).parents[2] / "docs" / "ci"
-HERE = Environment(machine="m", python="3", torch="2", triton="3", numpy="2", device="d", arch="gfx950")
-GOOD = Check(output="out", measure="bounded", use=0.25, use_rms=0.1, count=4, got="1", want="1")
-BAD = Check(
-    output="out", measure="bounded", use=3.0, wrong=1, count=4, where=(1, 2), got="1", want="2 ±0.1", error=0.3, budget=0.1,
-    why="outside the budget, 3 times; 1 of 4 elements are out",
-)  # fmt: skip
-TODAY = datetime.date(2026, 6, 15)
-OP = "sparse_mla.decode"
-
-
-def record(number: int, status: str = "pass", impl: str = "ours-triton", op: str = OP, **other: Any) -> Record:
-    checks = {"pass": (GOOD,), "fail": (BAD,)}.get(status, ())
-    known: dict[str, Any] = {
-        "case": f"{op}:rows={number},seed=0", "op": op, "impl": impl, "on": "hip", "status": status, "checks": checks,
-        "environment": HERE, "finished": 1.0, "fingerprint": "f" if checks else "",
-        "reasons": () if checks else (f"why {status}",),
-    }  # fmt: skip
-    return Record(**known | other)
-
-
-def run_of(*records: Record, more: int = 0, name: str = "run", **settings: Any) -> Run:
-    """A run that holds these records, and `more` tasks without one."""
-    tasks = [Task(case=each.case, impl=each.impl, on=each.on, item="i", law=each.law) for each in records]  # type: ignore[arg-type]
-    tasks += [Task(case=f"{OP}:rows={900 + n},seed=0", impl="ours-triton", on="hip", item="i") for n in range(more)]
-    return Run(
-        Path(name), Settings(on=("hip",), **settings), tuple(tasks), {each.key: each for each in records}, (), {}, ()
-    )
 
 
 def on_disk(path: Path, *records: Record, more: int = 0) -> Path:
@@ -95,7 +68,7 @@ def test_the_written_policy_is_the_default(tmp_path: Path) -> None:
 
 def test_the_ready_files_are_read_as_they_stand() -> None:
     assert (DOCS / "gate.toml").read_text() == DEFAULT_TEXT
-    assert read_known(DOCS / "known.toml")
+    assert read_known(DOCS / "known.toml", datetime.date(2026, 11, 1))
 
 
 def test_an_empty_policy_is_the_default(tmp_path: Path) -> None:
@@ -279,6 +252,30 @@ def test_what_failed_when_asked_again_is_a_failure_that_shows_its_first_end() ->
     assert "asked again: it ended before as hang, no answer after 3 s" in found.details
 
 
+@pytest.mark.parametrize("status", ["fail", "memory", "error", "crash", "hang", "vacuous", "unsupported"])
+@pytest.mark.parametrize("action", ["close", "report"])
+def test_whatever_was_asked_again_is_visible_however_it_ended(status: str, action: Any) -> None:
+    again = record(1, status, attempts=(Attempt(status="crash", reasons=("the worker left no trace",)),))
+    others: tuple[Any, ...] = tuple(each for each in AGAINST if each != status)
+    result = judge(run_of(again, record(2)), Policy(retried=action, statuses=others), today=TODAY)
+    found = only(result, "retried")
+    assert (found.closes, found.kind, found.cases) == (action == "close", "infrastructure", (again.case,))
+    assert found.title == f"crash at first, {status} when asked again"
+    assert "crash: the worker left no trace" in found.sentence
+    assert result.closed == (action == "close")
+
+
+def test_every_end_before_is_told() -> None:
+    ends = (Attempt(status="crash", reasons=("no trace",)), Attempt(status="hang", reasons=("no answer",)))
+    found = only(judge(run_of(record(1, attempts=ends)), Policy(), today=TODAY), "retried")
+    assert found.sentence == "passed when asked again; it ended before as crash: no trace, then as hang: no answer"
+
+
+def test_a_known_failure_that_was_asked_again_is_visible(tmp_path: Path) -> None:
+    again = record(1, "fail", attempts=(Attempt(status="crash", reasons=("the worker left no trace",)),))
+    assert rules(judge(run_of(again), Policy(), read_known(known_of(tmp_path)), today=TODAY)) == {"retried": False}
+
+
 # Known failures.
 
 
@@ -424,11 +421,117 @@ def test_a_known_failure_that_fails_in_another_way(tmp_path: Path, action: Any) 
     }
 
 
+NOON = datetime.datetime(2026, 6, 10, 12, tzinfo=datetime.UTC).timestamp()
+
+
+@pytest.mark.parametrize(
+    ("since", "status", "new"),
+    [
+        ("2026-06-01", "pass", True),
+        ("2026-06-09", "pass", True),
+        ("2026-06-10", "pass", False),
+        ("2026-06-12", "pass", False),
+        ("2026-06-01", "fail", False),
+        ("2026-06-01", "unsupported", False),
+    ],
+)
+def test_what_passed_in_the_baseline_is_excused_only_by_an_entry_that_is_no_older(
+    tmp_path: Path, since: str, status: str, new: bool
+) -> None:
+    known = read_known(known_of(tmp_path, since=since))
+    before = run_of(record(1, status, finished=NOON), record(2), name="before")
+    after = run_of(record(1, "fail"), record(2))
+    result = judge(after, Policy(), known, before, TODAY)
+    assert rules(result) == ({"statuses": True, "newly_failing_known": True} if new else {})
+    assert result.outcomes["known"] == (not new)
+    if new:
+        found = only(result, "newly_failing_known")
+        assert found.cases == (record(1).case,)
+        assert (
+            f"known.toml line 1: 1 of its cases passed on 2026-06-10, after it began on {since}, and no longer does: "
+            in found.sentence
+        )
+    opened = judge(after, Policy(newly_failing_known="report"), known, before, TODAY)
+    assert rules(opened) == ({"newly_failing_known": False} if new else {})
+    assert opened.outcomes["known"] == 1
+    assert opened.uses[0].state == "holds"
+    if new:
+        assert (result.uses[0].state, result.uses[0].excused) == ("outlived", ())
+
+
+def test_a_younger_entry_excuses_what_an_older_one_does_not(tmp_path: Path) -> None:
+    old = known_of(tmp_path).read_text()
+    known = read_known(known_of(tmp_path, old + old.replace("2026-06-01", "2026-06-11")))
+    result = judge(run_of(record(1, "fail")), Policy(), known, run_of(record(1, finished=NOON), name="before"), TODAY)
+    assert rules(result) == {"overlapping_known": False}
+    assert result.judged[0].entry is known[1]
+
+
+def test_the_day_of_a_baseline_without_times_of_its_records_is_its_own(tmp_path: Path) -> None:
+    known = read_known(known_of(tmp_path))
+    before = run_of(record(1, finished=0.0), name="before", created=NOON)
+    assert only(judge(run_of(record(1, "fail")), Policy(), known, before, TODAY), "newly_failing_known").closes
+
+
+def test_a_status_that_the_policy_lets_be_is_not_newly_failing(tmp_path: Path) -> None:
+    known = read_known(known_of(tmp_path, status='"hang"'))
+    before = run_of(record(1, finished=NOON), name="before")
+    assert not judge(run_of(record(1, "hang")), Policy(statuses=("fail",)), known, before, TODAY).closed
+
+
+def test_an_older_entry_does_not_excuse_what_is_no_longer_supported(tmp_path: Path) -> None:
+    known = read_known(known_of(tmp_path, status='"unsupported"'))
+    before = run_of(record(1, finished=NOON), record(2), name="before")
+    result = judge(run_of(record(1, "unsupported"), record(2)), Policy(), known, before, TODAY)
+    assert rules(result) == {"unsupported_where_supported": True, "newly_failing_known": True}
+
+
+# What differs round it.
+
+
+@pytest.mark.parametrize("action", ["close", "report"])
+@pytest.mark.parametrize("name", ["torch", "triton", "arch", "device", "driver", "vllm", "aiter", "commit"])
+def test_another_environment_than_the_baselines_is_said(name: str, action: Any) -> None:
+    there = msgspec.structs.replace(HERE, **{name: "another"})
+    before = run_of(record(1), name="before")
+    result = judge(run_of(record(1, environment=there)), Policy(environment_changed=action), (), before, TODAY)
+    assert rules(result) == ({"environment_changed": True} if action == "close" else {})
+    was = getattr(HERE, name) or "none"
+    said = f"the environment is not the baseline's: {name} {was} then, another now"
+    assert said in result.notes
+    assert not any("environment" in note for note in judge(before, Policy(), (), before, TODAY).notes)
+
+
+# What the policy lets be.
+
+
+def test_checks_that_are_switched_off_are_said_with_the_outcome() -> None:
+    one = judge(run_of(record(1)), Policy(coverage_lost="report"), today=TODAY)
+    assert one.sentence == "the gate is open: 1 passed; 1 check is switched off by the policy: coverage_lost"
+    two = judge(run_of(record(1, "fail")), Policy(statuses=AGAINST[:-1], error_growth="report"), today=TODAY)
+    assert two.sentence == (
+        "the gate is closed by 1 finding: 1 failed; 2 checks are switched off by the policy: status vacuous, error_growth"
+    )
+    assert (
+        "switched off" not in judge(run_of(record(1)), Policy(error_growth=1.5, retried="close"), today=TODAY).sentence
+    )
+
+
+@pytest.mark.parametrize("more", [0, 1, 2])
+def test_the_sentence_counts_what_was_asked_and_not_answered(more: int) -> None:
+    sentence = judge(run_of(record(1), more=more), Policy(), today=TODAY).sentence
+    assert sentence == (
+        f"the gate is closed by 1 finding: 1 passed, {more} without an answer" if more else "the gate is open: 1 passed"
+    )
+    alone = judge(run_of(more=more), Policy(), today=TODAY).sentence
+    assert alone.endswith(f": {more} without an answer" if more else ": no record")
+
+
 def test_without_a_baseline_its_rules_are_said_to_be_not_applied() -> None:
     result = judge(run_of(record(1)), Policy(), today=TODAY)
     assert (
-        "no baseline was given: coverage_lost, unsupported_where_supported, error_growth were not applied"
-        in result.notes
+        "no baseline was given: coverage_lost, unsupported_where_supported, error_growth, environment_changed, "
+        "changed_known, newly_failing_known were not applied" in result.notes
     )
     assert any(note.startswith("no known failures were given: expired_known") for note in result.notes)
     compared = judge(run_of(record(1)), Policy(), (), run_of(record(1), name="before"), TODAY)
@@ -488,7 +591,7 @@ class TestCommand:
             (["RUN", "--known", "nowhere.toml"], "no such file; it should be known failures"),
             (["RUN", "--junit", "no/o.xml"], "--junit no/o.xml: should name a file in a directory that exists"),
             (["RUN", "--sarif", "."], "--sarif .: should name a file in a directory that exists"),
-            (["RUN", "--json", "RUN/run.json"], "exists, and mla-oracle gate did not write it"),
+            (["RUN", "--json", "RUN/run.json"], "belongs to the run"),
             (["RUN", "--buildkite", ""], "--buildkite '': should name a file"),
             (["RUN", "--github", "--buildkite", "-"], "both write to standard output"),
             (["RUN", "--junit", "o", "--sarif", "o"], "--sarif o: is the file of --junit already"),
@@ -545,6 +648,49 @@ def test_no_output_takes_the_place_of_what_steers_the_gate(tmp_path: Path, capsy
         assert command(["gate", str(run), "--policy", str(policy), "--json", str(out)]) == 2
         assert sentence in capsys.readouterr().err
         assert out.read_text() == DEFAULT_TEXT
+
+
+@pytest.mark.parametrize(
+    "place",
+    ["records/x", "records/x.json", "logs/x.xml", "run.json", "plan.jsonl", "lock", "run.json.part", "of/mine/x"],
+)
+@pytest.mark.parametrize("option", ["--json", "--junit", "--sarif", "--buildkite"])
+def test_no_output_lands_among_what_a_sweep_writes(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], place: str, option: str
+) -> None:
+    run = on_disk(tmp_path / "run", record(0))
+    (run / "of" / "mine").mkdir(parents=True)
+    (run / "lock").touch()
+    (tmp_path / "link").symlink_to(run)
+    if place == "plan.jsonl":
+        (run / place).unlink()
+    before = {each: each.read_bytes() for each in run.rglob("*") if each.is_file()}
+    for where in (run, tmp_path / "link"):
+        assert command(["gate", str(run), option, str(where / place)]) == 2
+        said = capsys.readouterr().err
+        assert said.count("\n") == 1
+        assert "belongs to the run" in said
+    assert {each: each.read_bytes() for each in run.rglob("*") if each.is_file()} == before
+
+
+def test_no_policy_is_written_among_what_a_sweep_writes(tmp_path: Path) -> None:
+    run = on_disk(tmp_path / "run", record(0))
+    assert command(["gate", "--write-policy", str(run / "records" / "gate.toml")]) == 2
+    assert not (run / "records" / "gate.toml").exists()
+
+
+def test_an_output_may_lie_beside_what_a_sweep_writes(tmp_path: Path) -> None:
+    run = on_disk(tmp_path / "run", record(0))
+    assert command(["gate", str(run), "--json", str(run / "gate.json")]) == 0
+    assert command(["gate", str(run), "--json", str(run / "gate.json")]) == 0
+
+
+def test_an_entry_that_has_not_begun_is_misuse(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run, known = on_disk(tmp_path / "run", record(1, "fail")), known_of(tmp_path)
+    assert command(["gate", str(run), "--known", str(known), "--today", "2026-05-30"]) == 2
+    said = capsys.readouterr().err
+    assert "known.toml line 6: since 2026-06-01 is still to come" in said
+    assert said.count("\n") == 1
 
 
 def test_a_baseline_without_a_record_is_misuse(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from oracle.check import OFF_THE_SCALE, Check
-from reports.history import LEVEL, History, Trend, fitted_level, read_history, trends
+from reports.history import FEWEST_RUNS, LEVEL, History, Trend, fitted_level, read_history, trends
 from reports.record import Environment, Record
 from reports.store import RecordFile, Run, Settings, StoreError, Task, create_run
 
@@ -86,6 +86,17 @@ def test_a_step_down_and_a_step_without_noise_are_steps() -> None:
     (step,) = the_trend(trends(runs(lambda run, _: 0.8 if run >= 17 else 1.0, scatter=0.0))).steps
     assert (step.position, step.up, step.down) == (17, 0, 60)
     assert step.ratio == pytest.approx(0.8, abs=1e-3)
+
+
+def test_the_fewest_runs_that_can_show_a_step_are_those_that_do() -> None:
+    assert FEWEST_RUNS == 11
+
+    def steps(many: int) -> int:
+        return len(
+            the_trend(trends(runs(lambda run, _: 4.0 if run >= many // 2 else 1.0, many=many, scatter=0.001))).steps
+        )
+
+    assert (steps(FEWEST_RUNS - 1), steps(FEWEST_RUNS)) == (0, 1)
 
 
 def test_two_steps_are_two() -> None:
@@ -255,7 +266,7 @@ def test_runs_are_read_by_creation_and_what_cannot_be_is_named(tmp_path: Path) -
     assert the_trend(found).median == (0.25, 0.5)
     assert len(found.left_out) == 3
     assert any(str(tmp_path / "e") in text and "holds no run.json" in text for text in found.left_out)
-    assert any(f"{unfinished}: 1 of its 2 questions have no record" in text for text in found.left_out)
+    assert any(f"{unfinished}: 1 of its 2 questions has no record" in text for text in found.left_out)
     assert any("0002-interpreter-gw0-1.jsonl line 1" in text for text in found.left_out)
 
 
@@ -265,7 +276,7 @@ def test_a_directory_that_is_no_history_is_one_sentence(tmp_path: Path) -> None:
     with pytest.raises(StoreError, match="holds no finished run; a history is"):
         read_history(tmp_path)
     run = written(tmp_path / "run", [], 1.0, unanswered=[record(0, 0.5)])
-    with pytest.raises(StoreError, match=r"holds no finished run, such as .*run: 1 of its 1 questions have no record"):
+    with pytest.raises(StoreError, match=r"holds no finished run, such as .*run: 1 of its 1 question has no record"):
         read_history(tmp_path)
     with pytest.raises(StoreError, match="is a run itself; a history is"):
         read_history(run)

@@ -4,10 +4,11 @@ import re
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from reports import figures
-from reports.history import Drift, History, Point, Step, Trend
+from reports.history import FEWEST_RUNS, Drift, History, Point, Step, Trend
 from reports.html.trend import answer_of, write_history
 
 STEP = Step(
@@ -81,6 +82,28 @@ def test_any_numbers_make_a_chart(uses: tuple[float | None, ...]) -> None:
 def test_runs_that_could_not_be_read_are_named(tmp_path: Path) -> None:
     words = words_of(written(tmp_path, history(left_out=("run-9 is still being written: 1 of 4 tasks have a record",))))
     assert "Left out: run-9 is still being written" in words
+
+
+def short(trend: Trend, runs: int) -> Trend:
+    """The series in its first runs alone."""
+    return msgspec.structs.replace(trend, count=tuple(50 * (number < runs) for number in range(RUNS)))
+
+
+def test_few_runs_are_not_called_steady(tmp_path: Path) -> None:
+    few = history(short(trend(), FEWEST_RUNS - 1))
+    assert answer_of(few) == (
+        "vacuous", "Too few runs to tell.", f"No step can be seen in fewer than {FEWEST_RUNS} runs: 1 series over 24 runs.",
+    )  # fmt: skip
+    assert answer_of(history(short(trend(), FEWEST_RUNS)))[1] == "Steady."
+    mixed = answer_of(history(trend(), short(trend("a.b"), 4), short(trend("a.c"), 5)))
+    assert mixed[1:] == (
+        "Steady.",
+        f"No step and no drift is seen in 3 series over 24 runs. 2 of these have fewer than {FEWEST_RUNS} runs, too few to tell.",
+    )
+    assert answer_of(history(short(trend(drifts=(DRIFT,)), 8)))[1] == "It rose."
+    words = words_of(written(tmp_path, few))
+    assert f"fewer than {FEWEST_RUNS} cannot show a step whatever they hold" in words
+    assert "nine" not in words
 
 
 @pytest.mark.parametrize(

@@ -99,6 +99,7 @@ def test_an_empty_file_knows_nothing(tmp_path: Path) -> None:
         ('op = "sparse_mla.decode"', 'status = "pass"', r"line 4: status: Invalid enum value 'pass'; it should be one or a"),
         ('op = "sparse_mla.decode"', "status = []", r"line 4: status is empty; it should be one or a list of fail"),
         ('op = "sparse_mla.decode"\ncase = "heads=16|32"\n', "", r"line 2: excuses everything of its implementation"),
+        ('op = "sparse_mla.decode"\ncase = "heads=16|32"\n', 'op = "*.*"\n', r"line 4: excuses everything of its implementation"),
         ("[[known]]", "[[knwon]]", r"line 2: unknown key 'knwon'; the file holds \[\[known\]\] tables only"),
         ("[[known]]", "[known]", r"line 2: known is no list of tables"),
         ("[[known]]", "[[known", r"known.toml: .*line 2.*; it should be TOML"),
@@ -111,6 +112,34 @@ def test_a_malformed_entry_is_one_sentence_with_its_line(tmp_path: Path, old: st
         read_known(written(tmp_path, WHOLE.replace(old, new, 1)))
     assert "\n" not in str(caught.value)
     assert "`$" not in str(caught.value)
+
+
+@pytest.mark.parametrize("op", ["*", "**", "*.*", "?*", "*?.?*", "[a-z]*", "[!0]*"])
+@pytest.mark.parametrize("case", [None, "seed=0", "seed=0|1"])
+@pytest.mark.parametrize("impl", ["*", "vllm-*"])
+def test_an_entry_about_every_op_and_no_case_in_particular_is_refused(
+    tmp_path: Path, impl: str, op: str, case: str | None
+) -> None:
+    with pytest.raises(KnownError, match="excuses everything of its implementation; it should name an op or a case"):
+        entries(tmp_path, {"impl": impl, "op": op, "case": case})
+    assert entries(tmp_path, {"impl": impl, "op": op, "case": "heads=16"})
+    assert entries(tmp_path, {"impl": impl, "op": op, "case": "sparse_mla.decode:heads=16"})
+
+
+@pytest.mark.parametrize("op", ["sparse_mla.*", "*.decode", "sparse_mla.decode", "s*"])
+def test_an_entry_about_some_ops_is_read(tmp_path: Path, op: str) -> None:
+    assert entries(tmp_path, {"impl": "*", "op": op})
+
+
+def test_an_entry_begins_on_a_day_that_has_begun_somewhere(tmp_path: Path) -> None:
+    path = written(tmp_path, WHOLE)
+    for day in (datetime.date(2026, 6, 1), datetime.date(2026, 5, 31)):
+        assert read_known(path, day)
+    with pytest.raises(
+        KnownError, match=r"line 8: since 2026-06-01 is still to come; it should be the day on which"
+    ) as caught:
+        read_known(path, datetime.date(2026, 5, 30))
+    assert "\n" not in str(caught.value)
 
 
 def test_the_second_entry_is_named_by_its_own_line(tmp_path: Path) -> None:
@@ -233,6 +262,23 @@ def test_an_entry_that_still_holds_excuses_what_an_expired_one_does_not(tmp_path
 )
 def test_what_became_of_an_entry(tmp_path: Path, records: list[Record], state: str) -> None:
     assert apply(entries(tmp_path, {"case": "heads=16|32"}), records, TODAY).uses[0].state == state
+
+
+def test_what_passed_after_an_entry_began_outlived_it(tmp_path: Path) -> None:
+    old, young = entries(tmp_path, {}, {"since": datetime.date(2026, 6, 5)})
+    records = [record(16), record(32)]
+    passed = {record(16).key: datetime.date(2026, 6, 5)}
+    alone = apply([old], records, TODAY, passed)
+    assert (excused(alone), list(alone.outlived)) == ([record(32).case], [record(16).key])
+    assert (alone.uses[0].state, alone.uses[0].excused, alone.uses[0].outlived) == (
+        "holds",
+        (records[1],),
+        (records[0],),
+    )
+    assert apply([old], records[:1], TODAY, passed).uses[0].state == "outlived"
+    both = apply([old, young], records, TODAY, passed)
+    assert both.excuses[record(16).key] is young
+    assert not both.outlived
 
 
 def test_an_entry_about_another_machine_is_not_called_unmatched(tmp_path: Path) -> None:

@@ -138,16 +138,37 @@ def test_shards_of_different_plans_are_refused(shards: list[Path], tmp_path: Pat
     refused([*shards[:2], fourth], tmp_path / "out", "is shard 3/4, but .*shard1 is shard 1/3")
 
 
-@pytest.mark.parametrize(("name", "value"), [("deadline", 9.0), ("retry", True)])
+@pytest.mark.parametrize(("name", "value"), [("deadline", 9.0), ("retry", True), ("seed", 7), ("cases", "nightly")])
 def test_shards_are_asked_alike(shards: list[Path], tmp_path: Path, name: str, value: Any) -> None:
     other = shard(tmp_path / "other", 3, **{name: value})
     refused([*shards[:2], other], tmp_path / "out", f"was made with {name} {value}, but .*shard1 with")
 
 
 def test_a_task_of_two_shards_is_named(shards: list[Path], tmp_path: Path) -> None:
-    plan = shards[1] / "plan.jsonl"
-    plan.write_bytes(plan.read_bytes() + (shards[0] / "plan.jsonl").read_bytes().splitlines(keepends=True)[0])
+    first, second = (read_run(path) for path in shards[:2])
+    create_run(tmp_path / "more" / "shard2", second.settings, [*second.plan, first.plan[0]])
+    shards[1] = tmp_path / "more" / "shard2"
     refused(shards, tmp_path / "out", r"shard2: holds op.a:rows=0,seed=0 on x-y \(interpreter\), and so does .*shard1")
+
+
+def test_another_seed_is_named_before_the_plan_that_it_makes(shards: list[Path], tmp_path: Path) -> None:
+    other = shard(tmp_path / "other", 3, seed=7, whole="0" * 64)
+    refused([*shards[:2], other], tmp_path / "out", "shard3: was made with seed 7, but .*shard1 with 0")
+
+
+def test_a_shard_whose_plan_was_edited_is_refused(shards: list[Path], tmp_path: Path) -> None:
+    path = shards[1] / "plan.jsonl"
+    path.write_bytes(b"".join(path.read_bytes().splitlines(keepends=True)[:-1]))
+    refused(shards, tmp_path / "out", r"shard2/plan.jsonl: is not the plan that .*run.json was written with")
+
+
+def test_a_merged_run_has_a_digest_of_its_own(shards: list[Path], tmp_path: Path) -> None:
+    joined = merge(shards, tmp_path / "merged")
+    assert joined.settings.plan_digest not in {read_run(path).settings.plan_digest for path in shards}
+    path = tmp_path / "merged" / "plan.jsonl"
+    path.write_bytes(b"".join(path.read_bytes().splitlines(keepends=True)[:-1]))
+    with pytest.raises(StoreError, match="is not the plan that"):
+        read_run(tmp_path / "merged")
 
 
 def test_a_gap_in_the_plan_is_seen(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ import re
 import socket
 import xml.etree.ElementTree as ET
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,6 @@ import markdown_it
 import msgspec
 import pytest
 
-from oracle.check import Check
 from reports.commands import run as command
 from reports.gate import GateResult, judge
 from reports.known_failures import Entry, Known
@@ -31,18 +31,10 @@ from reports.outputs.junit import junit
 from reports.outputs.sarif import sarif, source_of
 from reports.outputs.summary import MOST_BYTES, summary
 from reports.policy import Policy
-from reports.record import LOST, Attempt, Environment, Record
-from reports.store import Run, Settings, Task
+from reports.record import LOST, Attempt
+from tests.reports.gate_records import BAD, HERE, OP, TODAY, record, run_of
 
 HOUSE = Path(__file__).parents[2]
-HERE = Environment(machine="m", python="3", torch="2", triton="3", numpy="2", device="d", arch="gfx950")
-GOOD = Check(output="out", measure="bounded", use=0.25, count=4, got="1", want="1")
-BAD = Check(
-    output="out", measure="bounded", use=3.0, wrong=1, count=4, where=(1, 2), got="1", want="2 ±0.1", error=0.3, budget=0.1,
-    why="outside the budget, 3 times; 1 of 4 elements are out",
-)  # fmt: skip
-TODAY = datetime.date(2026, 6, 15)
-OP = "sparse_mla.decode"
 MUTANT = "as if the last page were dropped (last-page-dropped)"
 
 # What exceptions, drivers and users have written, or could.
@@ -55,24 +47,6 @@ HOSTILE = (
     "![img](http://x/y.png)", "*bold* _it_ ~~no~~ `code`", "# heading", "- [ ] item", "1. one", "{0} {1} {{2}}",
     "$(rm -rf /) ${{ secrets.TOKEN }} $math$", "\\", "🚀 ünï ∞ 漢字", "x" * 20_000, " ", "'; DROP TABLE runs; --",
 )  # fmt: skip
-
-
-def record(number: int, status: str = "pass", impl: str = "ours-triton", op: str = OP, **other: Any) -> Record:
-    checks = {"pass": (GOOD,), "fail": (BAD,)}.get(status, ())
-    known: dict[str, Any] = {
-        "case": f"{op}:rows={number},seed=0", "op": op, "impl": impl, "on": "hip", "status": status, "checks": checks,
-        "environment": HERE, "finished": 1.0, "fingerprint": "f" if checks else "",
-        "reasons": () if checks else (f"why {status}",),
-    }  # fmt: skip
-    return Record(**known | other)
-
-
-def run_of(*records: Record, more: int = 0, name: str = "run") -> Run:
-    tasks = [Task(case=each.case, impl=each.impl, on=each.on, item="i", law=each.law) for each in records]  # type: ignore[arg-type]
-    tasks += [Task(case=f"{OP}:rows={900 + n},seed=0", impl="ours-triton", on="hip", item="i") for n in range(more)]
-    return Run(
-        Path(name), Settings(on=("hip",)), tuple(tasks), {each.key: each for each in records}, (), {}, ("a note",)
-    )
 
 
 def entry(**changes: Any) -> Entry:
@@ -95,7 +69,7 @@ def result() -> GateResult:
     ]  # fmt: skip
     old = Entry(entry(expires=datetime.date(2026, 6, 2)).known, Path("known.toml"), 20, (("rows", ("77",)),))
     before = run_of(record(3), record(4), record(20), name="before")
-    return judge(run_of(*records, more=1), Policy(), (entry(), old), before, TODAY)
+    return judge(run_of(*records, more=1, notes=("a note",)), Policy(), (entry(), old), before, TODAY)
 
 
 def everywhere(text: str) -> GateResult:
@@ -290,7 +264,9 @@ def test_a_source_is_named_only_where_it_is(op: str, impl: str, file: str) -> No
 
 def test_annotations_are_errors_and_warnings_with_title_and_file(result: GateResult) -> None:
     lines = annotations(result, HOUSE)
-    assert all(re.fullmatch(r"::(error|warning) (file=[^,:]+,)?title=[^,:\n]+::[^\n\r]+", line) for line in lines)
+    assert all(
+        re.fullmatch(r"::(error|warning|notice) (file=[^,:]+,)?title=[^,:\n]+::[^\n\r]+", line) for line in lines
+    )
     first = next(line for line in lines if "last page" in line)
     assert first.startswith(
         f"::error file=impl/sparse_mla/decode_triton.py,title=mla-oracle fail {OP} ours-triton on hip::"
@@ -310,12 +286,15 @@ def test_an_annotation_names_no_file_that_the_checkout_lacks(
 
 def test_annotations_are_as_many_as_github_keeps() -> None:
     records = [record(n, "fail", impl=f"ours-{n}") for n in range(30)]
-    lines = annotations(judge(run_of(*records), Policy(), today=TODAY))
-    assert len(lines) == MOST
-    assert lines[-1] == "::error title=mla-oracle::21 more findings are in the step's summary"
+    notes = tuple(f"note {n}" for n in range(30))
+    lines = annotations(judge(run_of(*records, notes=notes), Policy(), today=TODAY))
+    errors, notices = ([line for line in lines if line.startswith(f"::{word}")] for word in ("error", "notice"))
+    assert len(errors) == len(notices) == MOST
+    assert errors[-1] == "::error title=mla-oracle::21 more findings are in the step's summary"
+    assert re.fullmatch(r"::notice title=mla-oracle::\d+ more notes are in the step's summary", notices[-1])
     ten = annotations(judge(run_of(*records[:10]), Policy(), today=TODAY))
-    assert len(ten) == MOST
-    assert "more findings" not in ten[-1]
+    assert sum(line.startswith("::error") for line in ten) == MOST
+    assert not any("more findings" in line for line in ten)
 
 
 def test_the_summary_goes_behind_what_stands_there(
@@ -384,6 +363,103 @@ def test_json_is_read_back(result: GateResult) -> None:
     assert found.policy == Policy()
 
 
+# Said everywhere.
+
+WRITERS: dict[str, Callable[[GateResult], str]] = {
+    "--junit": junit, "--sarif": sarif, "--json": gate_json, "--buildkite": summary,
+    "--github": lambda result: "\n".join(annotations(result)),
+}  # fmt: skip
+
+
+def told_by(option: str, result: GateResult) -> str:
+    """What an output says, in letters that its format does not spell otherwise."""
+    return html.unescape(WRITERS[option](result)).replace("%0A", "\n").replace("%25", "%").replace("%3A", ":")
+
+
+@pytest.mark.parametrize("option", WRITERS)
+def test_every_output_says_what_differs_round_it_what_is_open_and_what_is_switched_off(option: str) -> None:
+    there = msgspec.structs.replace(HERE, torch="2.9", driver="hip 7.2", vllm="0.11@abc in /vllm")
+    policy = Policy(coverage_lost="report", unfinished="report")
+    found = judge(run_of(record(1, environment=there), more=2), policy, (), run_of(record(1), name="before"), TODAY)
+    said = told_by(option, found)
+    assert (
+        "the environment is not the baseline's: torch 2 then, 2.9 now; driver none then, hip 7.2 now; vllm none" in said
+    )
+    assert "the gate is open: 1 passed, 2 without an answer" in said
+    assert "2 checks are switched off by the policy: unfinished, coverage_lost" in said
+
+
+@pytest.mark.parametrize("action", ["close", "report"])
+@pytest.mark.parametrize("status", ["fail", "hang", "unsupported"])
+def test_junit_fails_for_a_retry_however_it_ended_where_the_policy_closes_for_it(status: str, action: Any) -> None:
+    again = record(8, status, attempts=(Attempt(status="crash", reasons=("no trace",)),))
+    known = (Entry(entry(status=status).known, Path("known.toml"), 3, (("rows", ("8",)),)),)
+    root = ET.fromstring(junit(judge(run_of(again, record(1)), Policy(retried=action), known, today=TODAY)))
+    assert root.get("errors") == ("1" if action == "close" else "0")
+
+
+# A number before a noun that does not agree with it, and verbs after one thing or several.
+_DISAGREES = re.compile(
+    r"(?<![\w.,/=-])1 (?:[a-z]+ )?(?!(?:this|its|was|is|has|as|unless|passed|less)\b)[a-z]{2,}(?<![su])s\b|"
+    r"(?<![\w.,/=-])(?:0|[2-9]|[1-9]\d+) (?:new |known |more )?"
+    r"(?:case|question|record|finding|failure|check|entry|task|block|row|note|answer)\b|"
+    r"(?<![\w.,/=-])1 [a-z ]{0,20}\b(?:have|are|were)\b|"
+    r"(?<![\w.,/=-])1 (?:known failure|of its cases(?: still)?) fail\b"
+)
+
+
+@pytest.mark.parametrize("number", [0, 1, 2])
+@pytest.mark.parametrize("status", ["pass", "fail", "crash", "unsupported"])
+@pytest.mark.parametrize("listed", [0, 10_000])
+def test_counts_agree_with_their_words(number: int, status: str, listed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(junit_module, "LISTED", listed)
+    attempts = (Attempt(status="crash", reasons=("no trace",)),)
+    records = [record(n, status) for n in range(number)]
+    records += [record(20 + n, "fail", fingerprint="g") for n in range(number)]
+    records += [record(40 + n, attempts=attempts) for n in range(number)]
+    records += [record(60 + n, "unsupported") for n in range(number)]
+    records += [record(80 + n, impl="vllm-triton") for n in range(number)]
+    before = [record(n, finished=2e9) for n in range(number)] + [record(20 + n, "fail") for n in range(number)]
+    before += [record(60 + n) for n in range(number)] + [record(100 + n) for n in range(number)] + [record(120)]
+    days = datetime.date(2026, 6, 1), datetime.date(2026, 6, 2), datetime.date(2026, 6, 30)
+    known = [
+        Entry(entry(since=days[0], expires=until).known, Path("known.toml"), line, (("rows", words),))
+        for line, until, words in (
+            (1, days[2], tuple(str(20 + n) for n in range(5))), (2, days[1], tuple(str(n) for n in range(5))),
+            (3, days[2], ("0", "1", "2")), (4, days[2], ("0", "1")), (5, days[2], ("40", "41")),
+        )
+    ]  # fmt: skip
+    policy = Policy(implementations=("ours-*",))
+    found = judge(run_of(*records, more=number), policy, known, run_of(*before, name="before", more=number), TODAY)
+    rules = {finding.rule for finding in found.findings}
+    if number and status == "fail":
+        assert rules >= {
+            "changed_known",
+            "expired_known",
+            "newly_failing_known",
+            "overlapping_known",
+            "retried",
+            "coverage_lost",
+        }
+    for option in WRITERS:
+        for line in told_by(option, found).splitlines():
+            assert not _DISAGREES.search(re.sub(r"[a-z_]+\.[a-z_]+:rows=\S+", "", line)), (option, line)
+
+
+def test_disagreement_is_seen() -> None:
+    for text in (
+        "11 new failure, 2 fixed",
+        "1 cases",
+        "closed by 1 findings",
+        "1 more blocks do",
+        "1 of its cases are",
+        "0 record",
+    ):
+        assert _DISAGREES.search(text), text
+    for text in ("11 new failures", "1 case", "1 passed", "1 was pass", "2 fixed", "0 records", "1 of its cases fails"):
+        assert not _DISAGREES.search(text), text
+
+
 # Hostile text.
 
 
@@ -415,7 +491,7 @@ class TestHostile:
 
     def test_annotations(self, text: str) -> None:
         for line in annotations(everywhere(text), HOUSE):
-            assert re.fullmatch(r"::(error|warning) (file=[^,:%]+,)?title=[^,:\n\r]+::.+", line)
+            assert re.fullmatch(r"::(error|warning|notice) (file=[^,:%]+,)?title=[^,:\n\r]+::.+", line)
             assert not re.search("[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]", line)
             assert not re.search("%(?!25|0A|2C|3A)", line)
 

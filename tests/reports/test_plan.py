@@ -66,6 +66,11 @@ def test_patterns_are_alternatives_and_their_parts_all_hold() -> None:
     assert ids(patterns=(f"{OP}:rows=7",)) == ids(patterns=("rows=7",))
 
 
+def test_a_value_that_only_one_of_the_ops_has_is_a_value() -> None:
+    found = plan(Selection(ops=(OP, "standin.empty"), impls=("standin-right",), patterns=("rows=0|4",)))
+    assert {task.case.partition(":")[0] for task in found.tasks} == {OP, "standin.empty"}
+
+
 def test_a_whole_id_is_asked_even_if_no_sweep_would() -> None:
     text = f"{OP}:rows=123,sign=plus,wide=no,seed=42"
     assert ids(patterns=(text,)) == {text}
@@ -90,6 +95,13 @@ def test_a_whole_id_is_asked_even_if_no_sweep_would() -> None:
         ),
         ({"patterns": ("rows=7,wide=yes",)}, SelectionError, "no default case has this combination"),
         ({"patterns": ("rows=4", "rows=3")}, SelectionError, "rows=3"),
+        (
+            {"patterns": ("rows=4|banana",)},
+            SelectionError,
+            r"case pattern 'rows=4\|banana': no default case has rows=banana; there are (4|1)",
+        ),
+        ({"patterns": (f"{OP}:sign=plus|minus|times",)}, SelectionError, "has sign=times; there are (plus|minus), "),
+        ({"patterns": ("standin.empty:rows=0",)}, SelectionError, "standin.empty is not selected, only standin.double"),
         ({"patterns": ("rows",)}, CaseError, "is not axis=value"),
         ({"patterns": ("no.op:rows=1",)}, CaseError, "unknown op 'no.op'"),
         ({"patterns": (f"{OP}:rows=7,sign=plus,wide=yes,seed=0",)}, CaseError, "impossible case: wide=yes has no call"),
@@ -142,6 +154,12 @@ def test_failures_of_a_run_are_asked_again_where_they_failed(tmp_path: Path) -> 
     some = parse(next(iter(wanted))[0])
     only = plan(Selection(failed=run, patterns=(some.id,)))
     assert {task.case for task in only.tasks} == {some.id}
+    for text, sentence in (
+        ("rows=4|77", f"no case of {run} has rows=77; there are "),
+        ("hats=1", "no axis 'hats'"),
+    ):
+        with pytest.raises(SelectionError, match=sentence):
+            plan(Selection(failed=run, patterns=(text,)))
     for nothing in ({"impls": ("standin-right",)}, {"on": ("cuda",)}, {"ops": ("standin.empty",)}):
         with pytest.raises(SelectionError, match="holds no failure of this selection"):
             plan(Selection(failed=run, **nothing))

@@ -139,7 +139,7 @@ def test_another_plan_is_another_whole() -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["0/4", "5/4", "a/b", "1", "", "1/", "/2", "-1/4", "1/0", "1/2/3", "1.5/2", " 1/2", "²/3"]
+    "text", ["0/4", "5/4", "a/b", "1", "", "1/", "/2", "-1/4", "1/0", "1/2/3", "1.5/2", " 1/2", "²/3", "１/２", "١/٢"]
 )
 def test_what_is_no_shard_is_said(text: str) -> None:
     with pytest.raises(SelectionError, match=r"should be i/n with i from 1 to n, such as 1/4"):

@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from cases.precision import Precision
 from oracle.check import Check
 from reports import store
 from reports.record import LOST, SCHEMA, Attempt, Environment, Record
@@ -99,6 +100,15 @@ def test_a_record_elsewhere_settles_an_old_start(run: Path) -> None:
     assert found.starts[task(0).key] == 2
 
 
+def test_of_two_records_the_one_that_was_asked_once_more_counts_whatever_the_clocks_say(run: Path) -> None:
+    crash = Attempt(status="crash", reasons=("gone",))
+    written(run, record(task(0), status="crash", checks=(), reasons=("gone",), finished=9.0), stem="0001-a-gw0-1")
+    written(run, record(task(0), finished=2.0, attempts=(crash,)), stem="0002-a-gw0-1")
+    written(run, record(task(1), finished=2.0, attempts=(crash,)), stem="0003-a-gw0-1")
+    written(run, record(task(1), status="crash", checks=(), reasons=("gone",), finished=9.0), stem="0004-a-gw0-1")
+    assert [read_run(run).records[task(n).key].status for n in (0, 1)] == ["pass", "pass"]
+
+
 def test_the_newest_of_two_records_counts(run: Path) -> None:
     written(run, record(task(0), finished=2.0), stem="0001-interpreter-gw0-1")
     written(run, record(task(0), status="fail", checks=(BAD,), finished=1.0), stem="0002-interpreter-gw0-1")
@@ -136,6 +146,13 @@ def test_what_records_say_alike_is_kept_once(run: Path) -> None:
     assert list(found) == [record(task(n), source="s" * 64, status="fail", checks=(BAD,)) for n in range(4)]
     for same in (lambda r: r.environment, lambda r: r.source, lambda r: r.impl, lambda r: r.checks[0].why):
         assert len({id(same(made)) for made in found}) == 1
+
+
+def test_the_collector_looks_at_nothing_of_a_record(run: Path) -> None:
+    written(run, record(task(0), attempts=(Attempt(status="crash", reasons=("gone",)),), precision=Precision()))
+    (found,) = read_run(run).records.values()
+    parts = (found, found.environment, found.seconds, found.attempts[0], found.precision, *found.checks)
+    assert not any(gc.is_tracked(part) for part in (*parts, *read_run(run).plan))
 
 
 def test_reading_leaves_pythons_collector_as_it_was(run: Path) -> None:
@@ -286,6 +303,17 @@ class TestAskedOnceMore:
         written(run, *(record(task(n), **self.CRASH) for n in range(4)))
         assert (read_run(run).retries, read_run(run).state) == ((), "complete")
 
+    def test_a_run_that_lacks_only_what_is_asked_once_more_says_so(self, retried: Path) -> None:
+        written(retried, record(task(0), **self.CRASH), *(record(task(n)) for n in (1, 2, 3)))
+        all_there = "4 of 4 tasks have a record, and 1 is still to be asked once more"
+        assert read_run(retried).progress == f"{retried} was stopped half way: {all_there}"
+        with held(retried):
+            assert read_run(retried).progress == f"{retried} is still being written: {all_there}"
+
+    def test_open_tasks_and_retries_are_both_said(self, retried: Path) -> None:
+        written(retried, *(record(task(n), **self.CRASH) for n in (0, 1)))
+        assert read_run(retried).progress.endswith("2 of 4 tasks have a record, and 2 are still to be asked once more")
+
     def test_a_case_is_asked_again_once(self, retried: Path) -> None:
         written(retried, *(record(task(n), **self.CRASH, attempts=(self.ATTEMPT,)) for n in range(4)))
         assert (read_run(retried).retries, read_run(retried).state) == ((), "complete")
@@ -296,7 +324,7 @@ class TestAskedOnceMore:
         assert again.attempts == (self.ATTEMPT,)
         path = written(retried, again, stem="0002-interpreter-gw0-2")
         (pending,) = read_run(retried).pending
-        assert (pending.task, pending.times) == (again, 1)
+        assert pending.task == again
         assert read_run(retried).records[task(0).key].status == "crash"
         answer = record(task(0), attempts=again.attempts, finished=2.0)
         with path.open("ab") as file:
@@ -357,6 +385,14 @@ def _edited(record_line: dict[str, Any], **changes: Any) -> dict[str, Any]:
         ({"impl": "z"}, "is not in .*plan.jsonl"),
         ({"extra": 1}, "unknown field `extra`"),
         ({"environment": {}}, "missing required field"),
+        ({"checks": [{"output": "out", "measure": "exact", "use": -5.0}]}, "the check of out uses -5 of its budget"),
+        ({"checks": [{"output": "out", "measure": "rms", "use": 0.5, "use_rms": -1}]}, "the check of out uses .* -1"),
+        ({"checks": [{"output": "out", "measure": "rms", "use": 0.5, "budget": -1}]}, "the check of out has a budget"),
+        (
+            {"checks": [{"output": "out", "measure": "rms", "use": 0.5, "error": -1}]},
+            "the check of out has .* error of",
+        ),
+        ({"seconds": {"run": -1.0}}, "it took less than no time: .*run=-1.0"),
     ],
 )
 def test_an_edited_record_is_named_by_file_and_line(run: Path, changes: dict[str, Any], sentence: str) -> None:
@@ -390,6 +426,57 @@ def test_a_run_without_its_papers_is_refused(run: Path, name: str, sentence: str
     (run / name).unlink()
     with pytest.raises(StoreError, match=sentence):
         read_run(run)
+
+
+class TestPlanDigest:
+    """A run asks what it was made to ask, whoever edits it."""
+
+    def without(self, run: Path, number: int) -> None:
+        """As if somebody wished that this task had never been asked."""
+        for path in (run / "plan.jsonl", *(run / "records").glob("*.jsonl")):
+            lines = path.read_bytes().splitlines(keepends=True)
+            path.write_bytes(b"".join(line for line in lines if f"rows={number},".encode() not in line))
+
+    def test_a_task_that_was_removed_by_hand_is_missed(self, run: Path) -> None:
+        written(run, task(0), record(task(0)), task(1), record(task(1), status="fail", checks=(BAD,)))
+        self.without(run, 1)
+        with pytest.raises(StoreError, match=r"plan.jsonl: is not the plan that .*run.json was written with") as caught:
+            read_run(run)
+        assert "\n" not in str(caught.value)
+
+    def test_a_task_that_was_added_or_moved_is_seen_too(self, run: Path) -> None:
+        plan = (run / "plan.jsonl").read_bytes()
+        lines = plan.splitlines(keepends=True)
+        for edited in (plan + lines[0], b"".join(lines[::-1]), plan.replace(b"rows=3", b"rows=9"), b""):
+            (run / "plan.jsonl").write_bytes(edited)
+            with pytest.raises(StoreError, match="is not the plan"):
+                read_run(run)
+
+    def test_a_run_of_before_is_read_without(self, run: Path) -> None:
+        settings = msgspec.json.decode((run / "run.json").read_bytes())
+        assert len(settings.pop("plan_digest")) == 64
+        (run / "run.json").write_bytes(msgspec.json.encode(settings))
+        assert len(read_run(run).plan) == 4
+
+
+@pytest.mark.parametrize("name", ["records/zz.jsonl", "crashes/0001-interpreter.jsonl", "records/unreadable.jsonl"])
+def test_what_cannot_be_read_is_named_and_said(run: Path, name: str) -> None:
+    written(run, task(0))
+    if name.endswith("unreadable.jsonl"):
+        (run / name).symlink_to(run / "nowhere")
+    else:
+        (run / name).mkdir()
+    with pytest.raises(StoreError, match=rf"{name}: .*; a run directory holds files there that its sweep wrote"):
+        read_run(run)
+
+
+def test_a_run_that_has_no_room_is_named(tmp_path: Path) -> None:
+    said = full(tmp_path, 300, lambda: create_run(tmp_path / "run", Settings(), [task(n) for n in range(9)]))
+    assert said == f"{tmp_path / 'run'}: File too large; a run needs a directory that can be written, with room"
+    assert not (tmp_path / "run").exists()
+    (tmp_path / "run").mkdir()
+    full(tmp_path, 300, lambda: create_run(tmp_path / "run", Settings(), [task(n) for n in range(9)]))
+    assert list((tmp_path / "run").iterdir()) == []
 
 
 def test_settings_of_another_schema_are_refused(run: Path) -> None:

@@ -1,7 +1,11 @@
 """Does a sweep end with a record for every case, whatever the suspects and the world do to its processes?"""
 
 import dataclasses
+import hashlib
+import io
 import os
+import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -17,7 +21,10 @@ import torch
 from rich.console import Console
 
 from oracle.check import Check
+from reports import command
 from reports.capsule import read_capsule
+from reports.commands.terminal import asked_again
+from reports.environment import environment
 from reports.plan import Selection, plan
 from reports.plugin import Session, Worker
 from reports.record import LOST, Attempt, Environment, Record
@@ -33,7 +40,7 @@ from reports.store import (
     read_plan,
     read_run,
 )
-from reports.sweep import exit_code, settled, sweep, worker_environment
+from reports.sweep import _items_of_pass, _Tail, exit_code, settled, sweep, worker_environment
 
 FOUR = "standin.double:rows=4,sign=plus,wide=no,seed=0"
 ONE = "standin.double:rows=1,sign=plus,wide=no,seed=0"
@@ -89,6 +96,19 @@ def test_a_dead_worker_is_described(whole: Run, impl: str, sentence: str) -> Non
     record = whole.records[FOUR, impl, "interpreter", ""]
     assert record.reasons[0].startswith(sentence)
     assert record.environment.torch
+
+
+def test_a_worker_that_was_killed_is_told_by_the_record_of_the_second_answer(whole: Run) -> None:
+    killed = whole.records[FOUR, "standin-killed", "interpreter", ""]
+    exits = whole.records[FOUR, "standin-exits", "interpreter", ""]
+    assert [attempt.status for attempt in killed.attempts] == ["crash"]
+    assert killed.attempts[0].reasons == ("the worker died and left no trace: it ended itself or was killed",)
+    assert killed.attempts[0].worker.startswith("0001-interpreter-gw")
+    assert (exits.status, exits.attempts[0].reasons) == ("crash", killed.attempts[0].reasons)
+    assert {key for key, record in whole.records.items() if record.attempts} == {killed.key, exits.key}
+    said = Console(record=True, width=1000, file=io.StringIO())
+    said.print(*asked_again(list(whole.records.values())))
+    assert said.export_text() == "2 cases asked once more after 2 crash: 1 crash, 1 pass\n"
 
 
 def test_a_case_whose_worker_was_killed_from_outside_is_asked_again(whole: Run) -> None:
@@ -151,6 +171,34 @@ def test_a_killed_sweep_takes_its_workers_along_and_is_resumed_where_it_was(
     assert all(file.read_bytes() == content for file, content in before.items())
     assert all(done.records[key] == record for key, record in interrupted.records.items())
     assert sum(count - 1 for count in done.starts.values()) <= 2
+
+
+def test_an_interrupt_is_for_the_sweep_alone_and_loses_and_blames_nothing(
+    standins: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("STANDIN_NAP", "0.4")
+    path = tmp_path / "run"
+    arguments = ["sweep", "--op", "standin.double", "--impl", "standin-naps", "--workers", "2", "--out", str(path)]
+    script = f"import standin_plugin; from reports.command import main; raise SystemExit(main({arguments!r}))"
+    process = subprocess.Popen(
+        [sys.executable, "-c", script], env=worker_environment("interpreter"), stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE, text=True, start_new_session=True,
+    )  # fmt: skip
+    wait_until(lambda: (path / "run.json").exists() and len(read_run(path).records) >= 2)
+    workers = [int(file.stem.rsplit("-", 1)[1]) for file in (path / "records").glob("*.jsonl")]
+    assert workers
+    assert all(os.getpgid(pid) != process.pid for pid in workers if alive(pid))
+    os.killpg(process.pid, signal.SIGINT)
+    _, said = process.communicate()
+    assert process.returncode == 130
+    assert said == f"mla-oracle: interrupted; continue with: mla-oracle sweep --resume {path}\n"
+    wait_until(lambda: not any(alive(pid) for pid in workers))
+    interrupted = read_run(path)
+    assert interrupted.state == "stopped"
+    assert not any(found.crashed for found in interrupted.pending)
+    done = sweep(path, Console(quiet=True))
+    assert done.state == "complete"
+    assert {(record.status, record.attempts) for record in done.records.values()} == {("pass", ())}
 
 
 def alive(pid: int) -> bool:
@@ -270,6 +318,24 @@ def test_a_full_disk_ends_the_sweep_with_a_sentence_and_loses_nothing(
     assert sweep(path, Console(quiet=True)).state == "complete"
 
 
+def test_a_sweep_that_cannot_write_its_pass_says_so(
+    standins: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(path: Path, tasks: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    with (
+        monkeypatch.context() as patch,
+        pytest.raises(
+            StoreError,
+            match=r"run: the sweep cannot write there: No space left on device; make room, then: mla-oracle sw",
+        ),
+    ):
+        patch.setattr("reports.sweep._write_pass", full)
+        swept(tmp_path / "run", "standin-right")
+    assert read_run(tmp_path / "run").state == "stopped"
+
+
 class TestWorker:
     """What a worker writes about a case after which its device is dead; no device is needed to tell."""
 
@@ -346,15 +412,18 @@ class TestSettling:
 
     task = Task(case="op.a:rows=1,seed=0", impl="x-y", on="interpreter", item="item")
 
-    def begun(self, run: Path, number: int = 1, watchdog: str = "", trace: str = "", crashed: bool = True) -> None:
+    def begun(
+        self, run: Path, number: int = 1, watchdog: str = "", trace: str = "", crashed: bool = True,
+        task: Task = task,
+    ) -> None:  # fmt: skip
         stem = f"{number:04d}-interpreter-gw0-{number}"
         file = RecordFile(run / "records" / f"{stem}.jsonl")
-        file.start(self.task)
+        file.start(task)
         file.close()
         (run / "watchdogs" / f"{stem}.txt").write_text(watchdog)
         (run / "crashes" / f"{stem}.txt").write_text(trace)
         if crashed:
-            append_crash(run, f"{number:04d}-interpreter", Crash(crashed="item", worker="gw0"))
+            append_crash(run, f"{number:04d}-interpreter", Crash(crashed=task.item, worker="gw0"))
 
     def status(self, run: Path) -> str | None:
         found = settled(run, "0009-interpreter-sweep").records.get(self.task.key)
@@ -368,11 +437,58 @@ class TestSettling:
         self.begun(run, trace="Fatal Python error: Segmentation fault\n")
         assert self.status(run) == "crash"
 
-    def test_no_trace_means_in_flight_once_and_crash_twice(self, run: Path) -> None:
+    def again(self, run: Path, number: int) -> Task:
+        """The task as the next pass asks it."""
+        found = read_run(run)
+        (task,) = _items_of_pass(found.open_tasks or found.retries, found.pending, number)
+        return task
+
+    def test_no_trace_is_an_attempt_once_and_a_crash_twice(self, run: Path) -> None:
         self.begun(run)
         assert self.status(run) is None
-        self.begun(run, number=2)
+        again = self.again(run, 2)
+        (first,) = again.attempts
+        assert (first.status, first.worker) == ("crash", "0001-interpreter-gw0-1")
+        self.begun(run, number=2, task=again)
         assert self.status(run) == "crash"
+        record = read_run(run).records[self.task.key]
+        assert record.reasons == (
+            "the worker died twice in this case and left no trace: it ended itself or was killed",
+        )
+        assert record.attempts == (first,)
+
+    def test_a_stop_between_two_ends_without_a_trace_forgets_neither(self, run: Path) -> None:
+        self.begun(run)
+        first = self.again(run, 2)
+        self.begun(run, number=2, crashed=False, task=first)
+        assert self.status(run) is None
+        assert self.again(run, 3).attempts == first.attempts
+        self.begun(run, number=3, task=self.again(run, 3))
+        assert self.status(run) == "crash"
+
+    def test_a_stop_before_an_end_without_a_trace_counts_for_none(self, run: Path) -> None:
+        self.begun(run, crashed=False)
+        assert self.again(run, 2).attempts == ()
+        self.begun(run, number=2)
+        assert self.status(run) is None
+        assert len(self.again(run, 3).attempts) == 1
+
+    def test_a_trace_on_the_second_time_keeps_the_first(self, run: Path) -> None:
+        self.begun(run)
+        again = self.again(run, 2)
+        assert len(again.attempts) == 1
+        self.begun(run, number=2, trace="Fatal Python error: Segmentation fault\n", task=again)
+        assert self.status(run) == "crash"
+        assert read_run(run).records[self.task.key].attempts == again.attempts
+
+    def test_what_was_not_begun_when_another_case_of_its_item_died_is_not_blamed(self, run: Path) -> None:
+        other = msgspec.structs.replace(self.task, case="op.a:rows=2,seed=0")
+        create_run(run.with_name("two"), Settings(on=("interpreter",)), [self.task, other])
+        self.begun(run.with_name("two"))
+        found = read_run(run.with_name("two"))
+        again = _items_of_pass(found.open_tasks, found.pending, 2)
+        assert [len(task.attempts) for task in again] == [1, 0]
+        assert len({task.item for task in again}) == 2
 
     def test_a_stop_of_the_whole_session_is_never_a_crash(self, run: Path) -> None:
         for number in range(1, 5):
@@ -387,16 +503,15 @@ class TestSettling:
     def test_a_retry_without_a_trace_is_asked_again_before_it_is_a_crash(self, run: Path) -> None:
         (run / "run.json").write_bytes(msgspec.json.encode(Settings(on=("interpreter",), deadline=7.0, retry=True)))
         self.begun(run, watchdog="Timeout")
-        (again,) = settled(run, "0002-interpreter-sweep").retries
+        settled(run, "0002-interpreter-sweep")
         for number in (3, 4):
-            file = RecordFile(run / "records" / f"{number:04d}-interpreter-gw0-{number}.jsonl")
-            file.start(again)
-            file.close()
-            append_crash(run, f"{number:04d}-interpreter", Crash(crashed="item", worker="gw0"))
+            again = self.again(run, number)
+            assert [attempt.status for attempt in again.attempts] == ["hang", "crash"][: number - 2]
+            self.begun(run, number=number, task=again)
             found = settled(run, f"{number + 5:04d}-interpreter-sweep")
             record = found.records[self.task.key]
-            assert (record.status, len(record.attempts)) == (("hang", 0) if number == 3 else ("crash", 1))
-        assert record.attempts[0].status == "hang"
+            assert (record.status, len(record.attempts)) == (("hang", 0) if number == 3 else ("crash", 2))
+        assert record.attempts == again.attempts
         assert (found.retries, found.state) == ((), "complete")
 
     def test_the_innermost_frame_is_that_of_the_case(self, run: Path) -> None:
@@ -408,6 +523,80 @@ class TestSettling:
         self.begun(run, watchdog=dump)
         record = settled(run, "0009-interpreter-sweep").records[self.task.key]
         assert record.reasons == ("no answer after 7 s, the worker was ended in decode_triton.py:31 run",)
+
+
+def test_the_count_of_a_running_sweep_takes_each_task_once(tmp_path: Path) -> None:
+    path = tmp_path / "run"
+    one, two = (Task(case=f"op.a:rows={n},seed=0", impl="x-y", on="interpreter", item="i") for n in (1, 2))
+    create_run(path, Settings(), [one, two])
+    tail = _Tail(path)
+    file = RecordFile(path / "records" / "0001-interpreter-gw0-1.jsonl")
+    lost = Attempt(status="crash", reasons=("no trace",))
+    known: dict[str, Any] = {"op": "op.a", "impl": "x-y", "on": "interpreter", "environment": HERE}
+    # The end without a trace had no record of its own, the crash of the other one had.
+    file.record(Record(case=one.case, status="pass", checks=(), attempts=(lost,), **known))
+    file.record(Record(case=two.case, status="crash", reasons=("trace",), **known))
+    tail.update()
+    assert (str(tail), tail.done) == ("1 crash, 1 pass", 2)
+    file.record(Record(case=two.case, status="pass", checks=(), attempts=(lost,), **known))
+    tail.update()
+    assert (str(tail), tail.done) == ("2 pass", 2)
+    file.close()
+
+
+class TestResumed:
+    """A run has one source and one environment, however often it was stopped."""
+
+    @pytest.fixture
+    def stopped(self, standins: ModuleType, tmp_path: Path) -> Path:
+        """A run with one of two records, as this process would make it."""
+        path = tmp_path / "run"
+        found = plan(Selection(ops=("standin.double",), impls=("standin-right",), patterns=(FOUR, ONE)))
+        create_run(path, Settings(on=("interpreter",), workers=1, deadline=9.0), found.tasks)
+        self.answered(path, found.tasks[0])
+        return path
+
+    def answered(self, path: Path, task: Task, source: str = "standin-right", **elsewhere: str) -> None:
+        here = msgspec.structs.replace(environment("interpreter"), **elsewhere)
+        for old in (path / "records").glob("*.jsonl"):
+            old.unlink()
+        file = RecordFile(path / "records" / "0001-interpreter-gw0-1.jsonl")
+        file.record(
+            Record(
+                case=task.case, op="standin.double", impl=task.impl, on=task.on, status="unsupported", environment=here,
+                reasons=("no",), source=hashlib.sha256(source.encode()).hexdigest(),
+            )
+        )  # fmt: skip
+        file.close()
+
+    @pytest.mark.parametrize("name", ["commit", "torch", "device", "triton", "vllm"])
+    def test_another_environment_is_named_and_refused(
+        self, stopped: Path, name: str, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        self.answered(stopped, read_run(stopped).plan[0], **{name: "of yesterday"})
+        before = {path: path.read_bytes() for path in stopped.rglob("*") if path.is_file() and path.name != "lock"}
+        assert command.main(["sweep", "--resume", str(stopped)]) == 2
+        said = capsys.readouterr().err
+        assert f"{stopped}: {name} on interpreter is 'of yesterday' in its records, but '" in said
+        assert said.count("\n") == 1
+        after = {path: path.read_bytes() for path in stopped.rglob("*") if path.is_file() and path.name != "lock"}
+        assert after == before
+        assert len(read_run(stopped).records) == 1
+
+    def test_another_source_is_named_and_refused(self, stopped: Path) -> None:
+        self.answered(stopped, read_run(stopped).plan[0], source="edited since")
+        with pytest.raises(StoreError, match=r"the source of standin\.double on standin-right on interpreter is '"):
+            sweep(stopped, Console(quiet=True))
+
+    def test_the_same_is_resumed_wherever_its_tree_lies(self, stopped: Path) -> None:
+        done = sweep(stopped, Console(quiet=True))
+        assert sorted(record.status for record in done.records.values()) == ["pass", "unsupported"]
+
+    def test_what_is_complete_asks_nothing_and_is_read_anywhere(self, whole: Run, tmp_path: Path) -> None:
+        shutil.copytree(whole.path, tmp_path / "copy")
+        for path in (tmp_path / "copy" / "records").glob("*.jsonl"):
+            path.write_text(re.sub('"torch":"[^"]*"', '"torch":"of yesterday"', path.read_text()))
+        assert sweep(tmp_path / "copy", Console(quiet=True)).state == "complete"
 
 
 class TestExitCode:
