@@ -1,7 +1,7 @@
 """What is an implementation, to those who run it?"""
 
 import importlib.util
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -12,9 +12,19 @@ from cases import op_module
 from cases.case import Case
 from cases.precision import Precision
 
-# Where an implementation can run. `interpreter`: Triton's interpreter on the CPU, corrected; `cuda`, `hip`: a device.
-Execution = Literal["interpreter", "cuda", "hip"]
-EXECUTIONS: tuple[Execution, ...] = ("interpreter", "cuda", "hip")
+# Where an implementation can run. `interpreter`: Triton's interpreter on the CPU, corrected; `cuda`, `hip`: a device;
+# `isa:gfx942`, `isa:gfx950`: compiled for that machine, whose code is executed instruction by instruction on the CPU.
+Execution = Literal["interpreter", "cuda", "hip", "isa:gfx942", "isa:gfx950"]
+EXECUTIONS: tuple[Execution, ...] = ("interpreter", "cuda", "hip", "isa:gfx942", "isa:gfx950")
+
+PRODUCTS: Mapping[Execution, str] = {
+    "interpreter": "NumPy fp32 products",
+    "cuda": "tensor cores: exact products, fp32 sums that truncate",
+    "hip": "matrix cores: exact products, fp32 sums",
+    "isa:gfx942": "matrix cores as modelled: exact products, one rounding for each instruction",
+    "isa:gfx950": "matrix cores as modelled: exact products, one rounding for each instruction",
+}
+"""How low-precision products are summed on an execution, for the note of a `Precision`."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +62,25 @@ def implementations(op: str) -> tuple[Impl, ...]:
 
 def device_of(execution: Execution) -> str:
     """The torch device on which inputs must lie for an execution."""
-    return "cpu" if execution == "interpreter" else "cuda"
+    return "cuda" if on_device(execution) else "cpu"
+
+
+def on_device(execution: Execution) -> bool:
+    """Whether an execution needs a GPU in this machine."""
+    return execution in ("cuda", "hip")
+
+
+def machine_code_of(execution: Execution) -> str:
+    """The architecture whose machine code an execution interprets; empty where it interprets none."""
+    return execution.partition(":")[2]
+
+
+def elsewhere(case: Case, execution: Execution) -> list[str]:
+    """Why a case about another architecture says nothing about the machine code of this execution."""
+    arch, asked = machine_code_of(execution), getattr(case, "arch", "")
+    if arch and asked in ("gfx942", "gfx950") and asked != arch:
+        return [f"arch={asked}: what is executed is {arch} code"]
+    return []
 
 
 def architecture() -> str:

@@ -14,7 +14,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from impl.implementation import Execution
+from impl.executions.isa import triton_launch
+from impl.implementation import Execution, machine_code_of, on_device
 from impl.sources import aiter as aiter_source
 from impl.sources import vllm as vllm_source
 from impl.sources.source_tree import SourceError
@@ -26,7 +27,12 @@ _TRITON_NAMES = ("triton", "pytorch-triton-rocm", "triton-rocm", "pytorch-triton
 
 def environment(on: Execution, vllm: Path | None = None, aiter: Path | None = None) -> Environment:
     """The environment of this process for an execution; `vllm` and `aiter` are the trees that the user pointed at."""
-    device, arch, driver = (_processor(), platform.machine(), "") if on == "interpreter" else _device()
+    if on_device(on):
+        device, arch, driver = _device()
+    else:
+        executed = machine_code_of(on)
+        device, arch = _processor(), executed or platform.machine()
+        driver = "machine code executed on the processor" if executed else ""
     return Environment(
         machine=f"{platform.system()} {platform.machine()}",
         python=platform.python_version(),
@@ -54,6 +60,8 @@ def unavailable(on: Execution) -> list[str]:
     if on == "interpreter":
         found = importlib.util.find_spec("triton") is not None
         return [] if found else ["triton is not installed: only implementations in torch can run"]
+    if machine_code_of(on):
+        return triton_launch.unsupported(machine_code_of(on))
     if not torch.cuda.is_available():
         return [f"torch {torch.__version__} sees no device"]
     built_for = "hip" if torch.version.hip else "cuda"

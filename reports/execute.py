@@ -22,10 +22,11 @@ import torch
 
 from cases import op_module
 from cases.case import Case
-from cases.memory import element_bytes, is_vast, map_tensors, named_tensors, new_memory_poisoned, on_device, trespasses
+from cases.memory import element_bytes, is_vast, map_tensors, named_tensors, new_memory_poisoned, trespasses
+from cases.memory import on_device as moved
 from cases.precision import Precision
 from impl.executions.compile_time import compiling
-from impl.implementation import Execution, Impl, device_of
+from impl.implementation import Execution, Impl, device_of, elsewhere, machine_code_of, on_device
 from impl.sources.source_tree import SourceError
 from oracle.check import Check, Status, verdict_of
 from oracle.laws import Mutant
@@ -91,7 +92,12 @@ def attempt(
         oracle, questions = op_module("oracle", case.op), op_module("cases", case.op)
         with _blame_harness("asking what is unsupported"):
             try:
-                missing = impl.unsupported(case, execution) or _unsupported_interpreter(impl, execution)
+                missing = (
+                    elsewhere(case, execution)
+                    or impl.unsupported(case, execution)
+                    or _unsupported_interpreter(impl, execution)
+                    or _unsupported_machine(impl, execution)
+                )
             except SourceError as mistake:
                 # A mistake in the sources that were pointed at is the suspect's.
                 raise _Stop("error", str(mistake)) from mistake
@@ -156,7 +162,7 @@ def _timed(times: dict[str, float], part: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _compile_timed(times: dict[str, float], execution: Execution) -> Iterator[None]:
-    with compiling(on_device=execution != "interpreter") as spent:
+    with compiling(compiles=execution != "interpreter") as spent:
         try:
             yield
         finally:
@@ -178,6 +184,10 @@ def needs_interpreter(impl: Impl, execution: Execution) -> bool:
     return execution == "interpreter" and (impl.interpreted or "triton" in impl.name.split("-"))
 
 
+def _launches_triton(impl: Impl) -> bool:
+    return impl.interpreted or bool({"triton", "gluon"} & set(impl.name.split("-")))
+
+
 def _can_watch(execution: Execution) -> bool:
     """Whether launches can be corrected and watched: whoever makes one, whatever its name, is held to the same rules."""
     if execution != "interpreter" or not ("triton" in sys.modules or os.environ.get("TRITON_INTERPRET") == "1"):
@@ -192,15 +202,25 @@ def _unsupported_interpreter(impl: Impl, execution: Execution) -> list[str]:
     return reasons
 
 
+def _unsupported_machine(impl: Impl, execution: Execution) -> list[str]:
+    arch = machine_code_of(execution)
+    if not arch:
+        return []
+    if not _launches_triton(impl):
+        return [f"on={execution}: executed is the machine code of Triton kernels, and {impl.name} launches none"]
+    reasons: list[str] = importlib.import_module("impl.executions.isa.triton_launch").unsupported(arch)
+    return reasons
+
+
 def _answer(impl: Impl, op: str, inputs: Any, execution: Execution) -> Any:
     """The suspect's outputs for a private copy of the inputs; ends the trial as `memory` when others were written."""
     with _blame_harness("moving the inputs"):
-        used = on_device(inputs, device_of(execution))
+        used = moved(inputs, device_of(execution))
     writable: Sequence[str] = op_module("cases", op).WRITABLE
     outputs = _run(impl, op, used, execution, writable)
     with _blame_harness("looking at the memory"):
         touched = trespasses(inputs, used, writable)
-        if execution != "interpreter" and any(is_vast(tensor) for _, tensor in named_tensors(inputs)):
+        if on_device(execution) and any(is_vast(tensor) for _, tensor in named_tensors(inputs)):
             # The allocator would keep the gigabytes of this case from the other workers of the device.
             del used
             torch.cuda.empty_cache()
@@ -212,16 +232,22 @@ def _answer(impl: Impl, op: str, inputs: Any, execution: Execution) -> Any:
 def _run(impl: Impl, op: str, used: Any, execution: Execution, writable: Sequence[str]) -> Any:
     """The suspect's outputs on the CPU; whatever it raises ends the trial as `memory` or `error`."""
     violation: type[Exception] | None = None
+    unmodelled: type[Exception] | None = None
     watched: contextlib.AbstractContextManager[object] = contextlib.nullcontext()
     if needs_interpreter(impl, execution) or _can_watch(execution):
         with _blame_harness("repairing the interpreter"):
             importlib.import_module("impl.executions.interpreter").install()
             memory_watch = importlib.import_module("impl.executions.memory_watch")
             violation, watched = memory_watch.MemoryViolation, memory_watch.watch()
+    elif machine_code_of(execution):
+        with _blame_harness("preparing the machine"):
+            importlib.import_module("impl.executions.isa.triton_launch").install(machine_code_of(execution))
+            violation = importlib.import_module("impl.executions.isa.machine").MachineFault
+            unmodelled = importlib.import_module("impl.executions.isa.unsupported").UnsupportedInstruction
     try:
         with watched, _torch_kept(), new_memory_poisoned():
             outputs = impl.run(used)
-            if execution != "interpreter":
+            if on_device(execution):
                 torch.cuda.synchronize()
         wrong = misfit(op, outputs)
         if wrong:
@@ -236,6 +262,8 @@ def _run(impl: Impl, op: str, used: Any, execution: Execution, writable: Sequenc
         cause = _cause(error)
         if violation is not None and isinstance(cause, violation):
             raise _Stop("memory", *(line.strip() for line in str(cause).splitlines() if line.strip())) from error
+        if unmodelled is not None and isinstance(cause, unmodelled):
+            raise _Stop("unsupported", f"machine code: {cause}") from error
         raise _Stop("error", sentence(cause)) from error
 
 
@@ -283,7 +311,7 @@ def sentence(error: BaseException) -> str:
 
 def device_is_dead(execution: Execution) -> bool:
     """Whether the device answers no more in this process, as after an illegal access; then the process must end."""
-    if execution == "interpreter":
+    if not on_device(execution):
         return False
     try:
         torch.cuda.synchronize()

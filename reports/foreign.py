@@ -19,6 +19,7 @@ from reports.house import sides_of
 
 if TYPE_CHECKING:
     from cases.precision import Precision
+    from impl.implementation import Execution
     from reports.record import Record
 
 HOUSE = Path(__file__).resolve().parent.parent
@@ -42,7 +43,7 @@ def check(
     *,
     cases: Literal["smoke", "default", "nightly"] = "smoke",
     case: str | Sequence[str] = (),
-    on: Literal["interpreter", "cuda", "hip"] | None = None,
+    on: Execution | None = None,
     precision: Precision | Mapping[str, Any] | Callable[..., Precision | Mapping[str, Any]] | None = None,
     unsupported: Callable[..., Sequence[str] | None] | None = None,
     laws: bool = False,

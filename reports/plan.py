@@ -8,7 +8,7 @@ from pathlib import Path
 import cases as rooms
 from cases.case import Case, CaseError, matches, parse, parse_pattern, spell
 from cases.covering import Ledger, Level, ledger, sweep_cases
-from impl.implementation import Execution, Impl, implementations
+from impl.implementation import Execution, Impl, elsewhere, implementations
 from impl.sources.source_tree import SourceError
 from reports.laws import spoken
 from reports.store import Task, read_run
@@ -16,7 +16,7 @@ from reports.store import Task, read_run
 # Statuses that `--failed` asks again: everything that counts against a run.
 AGAINST = ("fail", "memory", "error", "crash", "hang", "vacuous")
 # Cases of one item share a worker process, and a worker that dies takes its whole item along.
-_TOGETHER: Mapping[Execution, int] = {"interpreter": 50, "cuda": 1, "hip": 1}
+_TOGETHER: Mapping[Execution, int] = {"interpreter": 50, "cuda": 1, "hip": 1, "isa:gfx942": 50, "isa:gfx950": 50}
 # On how many cases each law is asked about, and how many cases are built at most to find them.
 CASES_OF_A_LAW: Mapping[Level, int] = {"smoke": 1, "default": 4, "nightly": 16}
 MOST_BUILT = 120
@@ -123,7 +123,7 @@ def _grouped(questions: Iterable[tuple[Case, str]], impl: Impl, on: Execution) -
 def _answers(impl: Impl, case: Case, on: Execution) -> bool:
     """Whether an implementation has no reason against a case; one whose sources cannot be read fails at the case itself."""
     try:
-        return not impl.unsupported(case, on)
+        return not (elsewhere(case, on) or impl.unsupported(case, on))
     except SourceError:
         return False
 

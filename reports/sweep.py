@@ -22,7 +22,7 @@ import msgspec
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from impl.implementation import Execution
+from impl.implementation import Execution, machine_code_of
 from impl.sources.settings import use_aiter, use_vllm
 from impl.sources.source_tree import SourceError
 from oracle.check import Status
@@ -58,8 +58,10 @@ def sweep(path: Path, console: Console) -> Run:
                     show(run)
                     return run
                 on = waiting[0].on
-                stem = f"{number:04d}-{on}"
+                stem = f"{number:04d}-{on.replace(':', '.')}"
                 tasks = _items_of_pass([task for task in waiting if task.on == on], run.pending, number)
+                if machine_code_of(on):
+                    _compile_executor(on, console)
                 with _writing(path):
                     _write_pass(path / "passes" / f"{stem}.jsonl", tasks)
                     ended = _session(run, stem, on, tasks, lock, show)
@@ -69,6 +71,17 @@ def sweep(path: Path, console: Console) -> Run:
                     raise Unwritable(f"{path}: its workers cannot write there, as on a full disk; {_make_room(path)}")
                 barren[on] = 0 if _left(run) < before else barren[on] + 1
                 number += 1
+
+
+def _compile_executor(on: Execution, console: Console) -> None:
+    """Once for all workers, before a deadline runs: the executor of machine code is itself compiled on first use."""
+    started = time.monotonic()
+    subprocess.run(
+        [sys.executable, "-m", "impl.executions.isa.warm"], env=worker_environment(on), check=False, capture_output=True
+    )
+    spent = time.monotonic() - started
+    if spent > 10:
+        console.print(f"compiled the executor of machine code in {spent:.0f} s; it is kept for the next time")
 
 
 @contextmanager

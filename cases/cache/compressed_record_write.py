@@ -16,6 +16,7 @@ from cases.cache.kv_record_write import WriteCase
 from cases.case import Axis, Case, outside
 from cases.draw import Draw
 from cases.memory import guarded_copy
+from cases.production import Served
 
 # V4.1 compresses 1 or 2 tokens into a record, V4 4 or 128.
 RATIOS = (1, 2, 4, 128)
@@ -117,6 +118,14 @@ REGRESSIONS: tuple[str, ...] = (
     _BASE.varied(values="wide", zero_nans=False).id,
     _BASE.varied(values="amax_edge", ratio=1).id,
 )
+
+_POOL = {"cache": 65536}
+PRODUCTION: tuple[Served, ...] = (
+    Served(CASE(tokens=256, padding_rows=0, ratio=2), _POOL),
+    Served(CASE(tokens=256, padding_rows=0, ratio=4), _POOL),
+    Served(CASE(tokens=256, padding_rows=0, ratio=128), {"cache": 8192}),
+)
+
 
 _BOUNDS: Mapping[str, tuple[int, int]] = {"tokens": (0, 1 << 16), "padding_rows": (0, 1 << 16), "block_size": (1, 4096)}
 

@@ -14,6 +14,7 @@ from jaxtyping import Int32, Int64
 from cases.case import Axis, Case, outside
 from cases.draw import Draw
 from cases.memory import guarded, guarded_copy
+from cases.production import Served
 
 RATIOS = (1, 2, 4, 128)
 INT32_MAX = (1 << 31) - 1
@@ -113,6 +114,13 @@ REGRESSIONS: tuple[str, ...] = (
     _BASE.varied(ranks=3, turns=8, queries="long").id,
     _BASE.varied(table_layout="strided", buffer="absent", block_size=1).id,
 )
+
+PRODUCTION: tuple[Served, ...] = (
+    Served(CASE(requests=256, queries="one", ratio=4, block_size=64)),
+    Served(CASE(requests=16, queries="long", ratio=4, block_size=64)),
+    Served(CASE(requests=256, queries="one", ratio=128, block_size=2)),
+)
+
 
 _BOUNDS: Mapping[str, tuple[int, int]] = {
     "requests": (0, 4096), "block_size": (1, 4096), "padding_tokens": (0, 4096), "ranks": (1, 64), "turns": (1, 4096),

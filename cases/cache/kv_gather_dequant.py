@@ -15,6 +15,7 @@ from cases.cache.kv_record_write import DATA_BYTES, RECORD, block_stride_bytes, 
 from cases.case import Axis, Case, outside
 from cases.draw import Draw
 from cases.memory import guarded, guarded_copy
+from cases.production import Served
 
 Encoding = Literal["float8_e4m3fn", "float8_e4m3fnuz"]
 
@@ -118,6 +119,13 @@ REGRESSIONS: tuple[str, ...] = (
     ),
     # The last block lies more than 2^31 bytes behind the first.
     GatherCase(requests=2, lengths="full", gather="all", offset=0, block_size=5, block_stride="far").id,
+)
+
+_POOL = {"cache": 65536}
+PRODUCTION: tuple[Served, ...] = (
+    Served(CASE(requests=4, length=2048, gather="all", offset=0), _POOL),
+    Served(CASE(requests=4, length=2048, gather="window", offset=128), {"cache": 8192}),
+    Served(CASE(requests=4, length=2048, gather="all", offset=0, encoding="float8_e4m3fnuz"), _POOL),
 )
 
 

@@ -15,6 +15,7 @@ from jaxtyping import BFloat16, Int64, UInt8
 from cases.case import Axis, Case, outside
 from cases.draw import Draw
 from cases.memory import GUARD_BYTES, far_gap, guarded, guarded_copy
+from cases.production import Served
 
 Encoding = Literal["float8_e4m3fn", "float8_e4m3fnuz"]
 
@@ -109,6 +110,13 @@ REGRESSIONS: tuple[str, ...] = (
     ),
     # The last block lies more than 2^31 bytes behind the first.
     WriteCase(tokens=33, padding_rows=0, block_size=5, block_stride="far").id,
+)
+
+_POOL = {"cache": 65536}
+PRODUCTION: tuple[Served, ...] = (
+    Served(CASE(tokens=256, padding_rows=0, block_size=64), _POOL),
+    Served(CASE(tokens=256, padding_rows=0, block_size=256), {"cache": 8192}),
+    Served(CASE(tokens=256, padding_rows=0, block_size=64, encoding="float8_e4m3fnuz"), _POOL),
 )
 
 

@@ -16,6 +16,7 @@ from cases.cache.kv_record_write import Encoding, WriteCase
 from cases.case import Axis, Case, outside
 from cases.draw import Draw
 from cases.memory import guarded_copy
+from cases.production import Served
 
 
 @dataclasses.dataclass(frozen=True)
@@ -104,6 +105,14 @@ REGRESSIONS: tuple[str, ...] = (
     _BASE.varied(values="wide", positions="ends").id,
     _BASE.varied(values="zeros").id,
 )
+
+_POOL = {"cache": 65536}
+PRODUCTION: tuple[Served, ...] = (
+    Served(CASE(tokens=256, padding_rows=0), _POOL),
+    Served(CASE(tokens=256, padding_rows=0), {"cache": 8192}),
+    Served(CASE(tokens=256, padding_rows=0, encoding="float8_e4m3fnuz"), _POOL),
+)
+
 
 _BOUNDS: Mapping[str, tuple[int, int]] = {"tokens": (0, 1 << 16), "padding_rows": (0, 1 << 16), "block_size": (1, 4096)}
 

@@ -14,6 +14,7 @@ from jaxtyping import Float, Float32, Int, Int32
 from cases.case import Axis, Case, outside
 from cases.draw import Draw
 from cases.memory import far_gap, guarded, guarded_copy, with_one_nan
+from cases.production import Served
 
 # How the answers travel: denominators gathered and scaled answers summed, the sum scattered by heads or left whole; or
 # every answer sent to the rank that owns its heads, with its denominator in the same message.
@@ -161,6 +162,15 @@ REGRESSIONS: tuple[str, ...] = (
     # Rows that a product of 32 bits does not reach.
     *(_BASE.varied(mode=mode, world=2, rows=3, lanes=32, reach="far_rows").id for mode in _MODES),
 )  # fmt: skip
+
+PRODUCTION: tuple[Served, ...] = (
+    *(
+        Served(CASE(world=8, rows=8, heads_per_rank=16, lanes=512, mode=mode))
+        for mode in ("all_gather_reduce_scatter", "all_gather_all_reduce", "all_to_all")
+    ),
+    Served(CASE(world=8, rows=8, heads_per_rank=2, lanes=512, mask="given")),
+)
+
 
 _BOUNDS: Mapping[str, tuple[int, int]] = {
     "world": (1, 64), "rows": (0, 1 << 14), "heads_per_rank": (1, 128), "lanes": (16, 1024),

@@ -18,6 +18,7 @@ from cases.case import Axis, Case, outside
 from cases.dcp.combine import Mode, Ranks
 from cases.draw import Draw
 from cases.memory import far_gap, guarded_copy, with_one_nan
+from cases.production import Served
 
 # That of 128 + 64 lanes before absorption, whatever the width of a latent row.
 MODEL_SCALE = 192**-0.5
@@ -152,6 +153,18 @@ REGRESSIONS: tuple[str, ...] = (
     _FAR.id,
     _FAR.varied(world=1, cache_dtype="float8_e4m3fnuz", values="flat").id,
 )  # fmt: skip
+
+PRODUCTION: tuple[Served, ...] = tuple(
+    Served(
+        CASE(
+            world=4, heads_per_rank=heads, requests=4, qlen=2, kv_len=256, page=16, latent_lanes=512, rope_lanes=64,
+        ).varied(cache_dtype=code)
+    )
+    for heads, code in (
+        (4, "bfloat16"), (32, "bfloat16"), (32, "float8_e4m3fn"), (32, "float8_e4m3fnuz"),
+    )
+)  # fmt: skip
+
 
 _BOUNDS: Mapping[str, tuple[int, int]] = {
     "world": (1, 16), "heads_per_rank": (1, 128), "requests": (0, 64), "qlen": (1, 16), "kv_len": (1, 1 << 14),

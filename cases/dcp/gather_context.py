@@ -16,6 +16,7 @@ from cases.case import Axis, Case, outside
 from cases.dcp.local_lengths import INT32_MAX
 from cases.draw import Draw
 from cases.memory import far_gap, guarded, guarded_copy
+from cases.production import Served
 
 
 @dataclasses.dataclass(frozen=True)
@@ -120,6 +121,12 @@ REGRESSIONS: tuple[str, ...] = (
     _BASE.varied(requests=7, interleave=16, ranks=8, capacity="exact").id,
     _BASE.varied(layout="far", requests=1, contexts="short", block_size=1).id,
 )
+
+PRODUCTION: tuple[Served, ...] = tuple(
+    Served(CASE(requests=4, ranks=8, block_size=block, lanes=576).varied(dtype=code))
+    for block, code in ((16, "bfloat16"), (64, "float8_e4m3fn"))
+)
+
 
 _BOUNDS: Mapping[str, tuple[int, int]] = {
     "requests": (0, 256), "ranks": (2, 64), "interleave": (1, 256), "block_size": (1, 1024), "lanes": (1, 4096),

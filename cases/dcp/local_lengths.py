@@ -13,6 +13,7 @@ from jaxtyping import Int, Int32, Int64
 from cases.case import Axis, Case, outside
 from cases.draw import Draw
 from cases.memory import guarded, guarded_copy
+from cases.production import Served
 
 INT32_MAX = (1 << 31) - 1
 
@@ -115,6 +116,13 @@ REGRESSIONS: tuple[str, ...] = (
     _BASE.varied(blocks="high", block_size=128).id,
     _BASE.varied(ranks=1, form="all", table_layout="strided").id,
 )
+
+PRODUCTION: tuple[Served, ...] = (
+    Served(CASE(ranks=8, requests=256, block_size=64)),
+    Served(CASE(ranks=8, requests=256, block_size=64, form="tensor")),
+    Served(CASE(ranks=8, requests=256, block_size=64, form="all", interleave=16)),
+)
+
 
 _BOUNDS: Mapping[str, tuple[int, int]] = {
     "ranks": (1, 256), "interleave": (1, 4096), "requests": (0, 4096), "block_size": (1, 4096), "padding": (0, 4096),

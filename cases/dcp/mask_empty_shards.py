@@ -13,6 +13,7 @@ from jaxtyping import Float32, Int, Int32
 from cases.case import Axis, Case, outside
 from cases.draw import Draw
 from cases.memory import far_gap, guarded, guarded_copy
+from cases.production import Served
 
 
 @dataclasses.dataclass(frozen=True)
@@ -90,6 +91,12 @@ REGRESSIONS: tuple[str, ...] = (
     _BASE.varied(requests=3, heads=128, padding=1).id,
     _BASE.varied(heads=3, padding=5, layout="far").id,
 )
+
+PRODUCTION: tuple[Served, ...] = (
+    Served(CASE(requests=64, heads=128)),
+    Served(CASE(requests=64, heads=16, queries="four")),
+)
+
 
 _BOUNDS: Mapping[str, tuple[int, int]] = {"requests": (0, 1 << 14), "heads": (1, 1024), "padding": (0, 1 << 14)}
 

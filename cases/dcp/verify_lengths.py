@@ -15,6 +15,7 @@ from cases.case import Axis, Case, outside
 from cases.dcp.local_lengths import INT32_MAX
 from cases.draw import Draw
 from cases.memory import guarded, guarded_copy
+from cases.production import Served
 
 
 @dataclasses.dataclass(frozen=True)
@@ -86,6 +87,12 @@ REGRESSIONS: tuple[str, ...] = (
     _BASE.varied(dummies="one", queries=3).id,
     _BASE.varied(queries=1, layout="strided").id,
 )
+
+PRODUCTION: tuple[Served, ...] = (
+    Served(CASE(requests=256, queries=2, ranks=8)),
+    Served(CASE(requests=256, queries=4, ranks=8, interleave=16)),
+)
+
 
 _BOUNDS: Mapping[str, tuple[int, int]] = {
     "requests": (0, 1 << 16), "queries": (1, 4096), "ranks": (1, 256), "interleave": (1, 4096),

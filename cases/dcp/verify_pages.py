@@ -15,6 +15,7 @@ from cases.case import Axis, Case, outside
 from cases.dcp.local_lengths import INT32_MAX
 from cases.draw import Draw
 from cases.memory import far_gap, guarded, guarded_copy
+from cases.production import Served
 
 LARGEST_TILE = 128
 
@@ -104,6 +105,12 @@ REGRESSIONS: tuple[str, ...] = (
     _BASE.varied(page="half", spare=2, width="exact", lengths="full").id,
     _BASE.varied(layout="far", lengths="full").id,
 )
+
+PRODUCTION: tuple[Served, ...] = (
+    Served(CASE(requests=64, queries=4, block_size=64, pages=512)),
+    Served(CASE(requests=64, queries=2, block_size=1536, pages=24)),
+)
+
 
 _BOUNDS: Mapping[str, tuple[int, int]] = {
     "requests": (0, 4096), "queries": (1, 64), "block_size": (1, 1 << 16), "pages": (1, 1 << 16), "spare": (0, 4096),

@@ -16,6 +16,7 @@ from cases.case import Axis, Case, outside
 from cases.dense_mla.decode_call import DecodeInputs
 from cases.draw import Draw
 from cases.memory import far_gap, guarded, guarded_copy
+from cases.production import Served
 
 WRITABLE: tuple[str, ...] = ("out",)
 
@@ -176,6 +177,24 @@ REGRESSIONS: tuple[str, ...] = (
     _FAR.varied(reach="far_query").id,
     _FAR.varied(reach="far_out").id,
 )  # fmt: skip
+
+_SERVED = DecodeCase(
+    requests=32, qlen=1, kv_len=256, page=64, latent_lanes=512, rope_lanes=64, splits=8, lengths="full",
+)  # fmt: skip
+PRODUCTION: tuple[Served, ...] = (
+    *(Served(_SERVED.varied(heads=heads), {"cache": 65536}) for heads in (16, 32, 64, 128)),
+    # A cache of less than 2 GiB, which 32 bits address.
+    Served(_SERVED.varied(heads=128), {"cache": 8192}),
+    Served(_SERVED.varied(heads=16, qlen=4, requests=8, page=1), {"cache": 1 << 22}),
+    Served(_SERVED.varied(heads=128, qlen=2, requests=16, page=16, splits=16), {"cache": 1 << 18}),
+    *(
+        Served(_SERVED.varied(heads=heads, cache_dtype=code, quantised_query=quantised), {"cache": 65536})
+        for heads in (16, 128)
+        for code in ("float8_e4m3fn", "float8_e4m3fnuz")
+        for quantised in (False, True)
+    ),
+)
+
 
 _BOUNDS: Mapping[str, tuple[int, int]] = {
     "heads": (1, 1024), "requests": (0, 4096), "qlen": (1, 64), "world": (1, 64), "kv_len": (0, 1 << 17),

@@ -14,6 +14,7 @@ from jaxtyping import Int32, Int64
 from cases.case import Axis, Case, outside
 from cases.dense_mla.batches import Batch, draw_batch, query_lengths
 from cases.draw import Draw
+from cases.production import Served
 
 Route = Literal["planned", "gluon", "round_robin"]
 
@@ -119,6 +120,13 @@ REGRESSIONS: tuple[str, ...] = (
     _BASE.varied(route="round_robin", world=2, kind="ragged", lengths="long", layout="strided").id,
     _BASE.varied(kind="uniform", requests=1030, query=2).id,
 )
+
+PRODUCTION: tuple[Served, ...] = (
+    Served(CASE(requests=64, query=1, lengths="long")),
+    Served(CASE(requests=64, query=4, lengths="long")),
+    Served(CASE(requests=64, query=4, lengths="long", route="round_robin", world=8)),
+)
+
 
 _BOUNDS: Mapping[str, tuple[int, int]] = {"requests": (0, 1 << 14), "query": (1, 64), "world": (1, 64)}
 

@@ -14,6 +14,7 @@ from jaxtyping import Int32
 from cases.case import Axis, Case, outside
 from cases.draw import Draw
 from cases.memory import far_gap, guarded, guarded_copy
+from cases.production import Served
 from cases.sparse_mla.paging import INT32_MAX, INT32_MIN
 
 
@@ -104,6 +105,12 @@ REGRESSIONS: tuple[str, ...] = (
     _BASE.varied(requests=7, lengths="edges", table="transposed", tail="clamped").id,
     _BASE.varied(requests=0).id,
 )
+
+PRODUCTION: tuple[Served, ...] = (
+    Served(CASE(requests=64, width=512, block_size=16)),
+    Served(CASE(requests=64, width=512, block_size=64, tail="clamped")),
+)
+
 
 _BOUNDS: Mapping[str, tuple[int, int]] = {"requests": (0, 1 << 12), "width": (1, 1 << 12), "block_size": (1, 1 << 12)}
 _EXTRA = 5

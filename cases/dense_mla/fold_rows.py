@@ -14,6 +14,7 @@ from jaxtyping import Float, Float32, Shaped
 from cases.case import Axis, Case, outside
 from cases.draw import Draw
 from cases.memory import far_gap, guarded, guarded_copy
+from cases.production import Served
 
 HEADS = 16
 
@@ -96,6 +97,13 @@ REGRESSIONS: tuple[str, ...] = (
     _BASE.varied(groups=6, query_tokens=2, dtype="float8_e4m3fn").id,
     _BASE.varied(requests=2, query_tokens=2, layout="far").id,
 )
+
+PRODUCTION: tuple[Served, ...] = (
+    Served(FoldCase(requests=32, groups=2, query_tokens=4, width="latent")),
+    Served(FoldCase(requests=32, groups=8, query_tokens=1, width="latent", dtype="float8_e4m3fn")),
+    Served(FoldCase(requests=32, groups=8, query_tokens=1, width="latent", dtype="float8_e4m3fnuz")),
+)
+
 
 _BOUNDS: Mapping[str, tuple[int, int]] = {"requests": (0, 1 << 12), "groups": (1, 8), "query_tokens": (1, 64)}
 

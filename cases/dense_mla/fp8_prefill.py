@@ -15,6 +15,7 @@ from jaxtyping import BFloat16, Int32
 from cases.case import Axis, Case, outside
 from cases.draw import Draw
 from cases.memory import far_gap, guarded
+from cases.production import Served
 
 LARGEST = 448.0
 
@@ -112,6 +113,11 @@ REGRESSIONS: tuple[str, ...] = (
     _BASE.varied(requests=1, lengths="blocks", values="needle", width="model").id,
     _BASE.varied(heads=16, requests=1, lengths="equal", reach="far").id,
 )
+
+PRODUCTION: tuple[Served, ...] = tuple(
+    Served(CASE(heads=heads, width="model", requests=2, lengths="blocks", compute_units=304)) for heads in (8, 16, 24)
+)
+
 
 _BOUNDS: Mapping[str, tuple[int, int]] = {
     "heads": (1, 128), "requests": (1, 64), "compute_units": (1, 1024),

@@ -16,6 +16,7 @@ from cases.case import Axis, Case, outside
 from cases.dense_mla.batches import Batch, draw_batch, query_lengths
 from cases.draw import Draw
 from cases.memory import guarded, guarded_copy
+from cases.production import Served
 from cases.sparse_mla.paging import INT32_MAX, INT32_MIN
 
 Kernels = Literal["plain", "round_robin", "segmented", "both"]
@@ -154,6 +155,12 @@ REGRESSIONS: tuple[str, ...] = (
     _BASE.varied(capacity=3, steps=2, kind="uniform", keys=2100).id,
     _BASE.varied(capacity=4, steps=2, kind="uniform", keys=3000, kernels="round_robin", world=2, block_size=48).id,
 )
+
+PRODUCTION: tuple[Served, ...] = (
+    Served(CASE(steps=1, capacity=256, keys=4096, block_size=16)),
+    Served(CASE(steps=1, capacity=256, keys=4096, block_size=64, kernels="both", world=8)),
+)
+
 
 _BOUNDS: Mapping[str, tuple[int, int]] = {
     "steps": (1, 64),

@@ -14,6 +14,7 @@ from jaxtyping import Float, Float32
 from cases.case import Axis, Case, outside
 from cases.draw import Draw
 from cases.memory import far_gap, guarded, with_one_nan
+from cases.production import Served
 
 WRITABLE: tuple[str, ...] = ("out",)
 
@@ -123,6 +124,11 @@ REGRESSIONS: tuple[str, ...] = (
     _BASE.varied(reach="far_parts").id,
     _BASE.varied(reach="far_out").id,
 )
+
+PRODUCTION: tuple[Served, ...] = tuple(
+    Served(CASE(parts=parts, rows=16, heads=heads, lanes=512)) for parts in (2, 8) for heads in (16, 128)
+)
+
 
 _BOUNDS: Mapping[str, tuple[int, int]] = {
     "parts": (1, 4096),

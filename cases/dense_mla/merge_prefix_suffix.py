@@ -15,6 +15,7 @@ from cases.case import Axis, Case, outside
 from cases.dense_mla.merge_parts import exponents
 from cases.draw import Draw
 from cases.memory import guarded, guarded_copy
+from cases.production import Served
 
 WRITABLE: tuple[str, ...] = ("out", "out_lse")
 
@@ -130,6 +131,14 @@ REGRESSIONS: tuple[str, ...] = (
     _FAR.varied(reach="far_parts").id,
     _FAR.varied(reach="far_out").id,
 )
+
+PRODUCTION: tuple[Served, ...] = (
+    *(Served(CASE(tokens=64, heads=heads, lanes=128)) for heads in (16, 128)),
+    Served(CASE(tokens=64, heads=128, lanes=128, output="float8_e4m3fn", out_lse="contiguous")),
+    Served(CASE(tokens=64, heads=128, lanes=128, output="float8_e4m3fnuz", out_lse="contiguous")),
+    Served(CASE(tokens=64, heads=128, lanes=512)),
+)
+
 
 _BOUNDS: Mapping[str, tuple[int, int]] = {"tokens": (0, 1 << 16), "heads": (1, 1024), "lanes": (1, 1024)}
 

@@ -15,6 +15,7 @@ from cases.case import Axis, Case, outside
 from cases.dense_mla.merge_parts import exponents
 from cases.draw import Draw
 from cases.memory import guarded, guarded_copy
+from cases.production import Served
 
 WRITABLE: tuple[str, ...] = ("out",)
 
@@ -115,6 +116,12 @@ REGRESSIONS: tuple[str, ...] = (
     # What a verify block of four rows and 96 heads leaves on a large machine.
     _BASE.varied(rows=4, heads=12, segments=32, rank=512, tile=128, lengths="random").id,
 )
+
+PRODUCTION: tuple[Served, ...] = tuple(
+    Served(CASE(rows=8, heads=heads, segments=segments, rank=512, tile=64))
+    for heads, segments in ((16, 8), (16, 128), (128, 16))
+)
+
 
 _BOUNDS: Mapping[str, tuple[int, int]] = {
     "rows": (0, 1 << 16), "heads": (1, 1024), "segments": (1, 128), "rank": (1, 1024), "tile": (1, 128),

@@ -14,6 +14,7 @@ from jaxtyping import Float, Float32, Int64, Shaped
 from cases.case import Axis, Case, outside
 from cases.draw import Draw
 from cases.memory import far_gap, guarded, guarded_copy
+from cases.production import Served
 
 Target = Literal["decode", "round_robin", "prefill", "double", "odd"]
 ROUND_ROBIN_HEADS = (16, 32, 64, 128)
@@ -108,6 +109,14 @@ REGRESSIONS: tuple[str, ...] = (
     _BASE.varied(heads=12, layout="wide_reserved").id,
     _BASE.varied(heads=12, layout="far").id,
 )
+
+PRODUCTION: tuple[Served, ...] = (
+    Served(PadCase(rows=128, heads=12, width="latent")),
+    Served(PadCase(rows=128, heads=24, width="latent", target="round_robin")),
+    Served(PadCase(rows=128, heads=24, width="latent", target="prefill", dtype="float8_e4m3fn")),
+    Served(PadCase(rows=128, heads=24, width="latent", target="prefill", dtype="float8_e4m3fnuz")),
+)
+
 
 _BOUNDS: Mapping[str, tuple[int, int]] = {"rows": (0, 1 << 14), "heads": (1, 1 << 10)}
 

@@ -14,6 +14,7 @@ from jaxtyping import Float, Float32, Int32
 from cases.case import Axis, Case, outside
 from cases.draw import Draw
 from cases.memory import far_gap, guarded, guarded_copy
+from cases.production import Served
 
 
 @dataclasses.dataclass(frozen=True)
@@ -129,6 +130,13 @@ REGRESSIONS: tuple[str, ...] = (
     _BASE.varied(heads=80, lanes=128, groups=1, rows=1, split="two").id,
     _BASE.varied(groups=2, rows=2, ragged=False, mapped=False, split="two", scratch="dense", reach="far").id,
 )
+
+PRODUCTION: tuple[Served, ...] = (
+    Served(CASE(heads=16, lanes=512, groups=8, rows=4)),
+    Served(CASE(heads=128, lanes=512, groups=8, rows=2)),
+    Served(CASE(heads=16, lanes=128, groups=8, rows=16, with_lse=False)),
+)
+
 
 _BOUNDS: Mapping[str, tuple[int, int]] = {"heads": (1, 1024), "lanes": (1, 1024), "groups": (0, 1024), "rows": (1, 256)}
 

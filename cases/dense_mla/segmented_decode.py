@@ -15,6 +15,7 @@ from jaxtyping import Float, Float32, Int32, Shaped
 from cases.case import Axis, Case, outside
 from cases.draw import Draw
 from cases.memory import far_gap, guarded, guarded_copy, with_one_nan
+from cases.production import Served
 
 WRITABLE: tuple[str, ...] = ("out",)
 
@@ -153,6 +154,23 @@ REGRESSIONS: tuple[str, ...] = (
     # Pages more than 2^31 bytes apart.
     _BASE.varied(cache="float8_e4m3fn", reach="far_cache", values="needle").id,
 )
+
+_SERVED = SegmentedCase(rows=32, rank=512, rope=64, length=256, lengths="full")
+PRODUCTION: tuple[Served, ...] = (
+    *(
+        Served(_SERVED.varied(heads=heads, tile=tile), {"cache": 1 << 16}, {"max_length": 32768})
+        for heads, tile in ((16, 16), (16, 64), (128, 16), (128, 64), (64, 64))
+    ),
+    *(
+        Served(
+            _SERVED.varied(heads=heads, tile=64, cache=code, query=query), {"cache": 1 << 16}, {"max_length": 32768},
+        )
+        for heads in (16, 128)
+        for code in ("float8_e4m3fn", "float8_e4m3fnuz")
+        for query in ("bfloat16", "codes")
+    ),
+)  # fmt: skip
+
 
 _BOUNDS: Mapping[str, tuple[int, int]] = {
     "rows": (1, 4096), "heads": (1, 128), "rank": (16, 1024), "rope": (16, 256), "length": (0, 1 << 17),

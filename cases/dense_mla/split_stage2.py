@@ -16,6 +16,7 @@ from cases.case import Axis, Case, outside
 from cases.dense_mla.merge_parts import exponents
 from cases.draw import Draw
 from cases.memory import guarded, guarded_copy
+from cases.production import Served
 
 WRITABLE: tuple[str, ...] = ("out",)
 
@@ -122,6 +123,12 @@ REGRESSIONS: tuple[str, ...] = (
     _BASE.varied(requests=6, lengths="mixed").id,
     _BASE.varied(weights="equal", values="integer_exact", lengths="long", heads=3).id,
 )
+
+PRODUCTION: tuple[Served, ...] = tuple(
+    Served(CASE(requests=8, queries=queries, heads=heads, lanes=512, splits=splits))
+    for queries, heads, splits in ((1, 16, 16), (1, 128, 8), (4, 16, 8), (2, 128, 4))
+)
+
 
 _BOUNDS: Mapping[str, tuple[int, int]] = {
     "requests": (1, 4096), "queries": (1, 64), "heads": (1, 128), "lanes": (1, 1024), "splits": (1, 64),

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from cases.case import Axis, Case, outside
 from cases.draw import Draw
 from cases.memory import GUARD_BYTES, guarded, guarded_copy
+from cases.production import Served
 
 Format = Literal["float8_e4m3fn", "float8_e4m3fnuz", "float8_e8m0fnu", "float4_e2m1fn", "bfloat16"]
 Direction = Literal["encode", "decode"]
@@ -107,6 +108,15 @@ REGRESSIONS: tuple[str, ...] = tuple(
 )
 
 # Fraction bits, exponent bias, code of the largest number.
+
+PRODUCTION: tuple[Served, ...] = tuple(
+    Served(CastCase(format=code, direction=direction, wide=wide, count=1 << 16, values="codes"))
+    for code in ("float8_e4m3fn", "float8_e4m3fnuz", "float8_e8m0fnu", "float4_e2m1fn", "bfloat16")
+    for direction in ("encode", "decode")
+    for wide in ("float32", "bfloat16")
+    if not (code == "bfloat16" and wide == "bfloat16")
+)
+
 _LAYOUTS: Mapping[str, tuple[int, int, int]] = {
     "float8_e4m3fn": (3, 7, 0x7E),
     "float8_e4m3fnuz": (3, 8, 0x7F),

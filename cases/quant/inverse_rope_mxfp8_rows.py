@@ -14,6 +14,7 @@ from jaxtyping import BFloat16, Float, Float32, Int, UInt8
 from cases.case import Axis, Case, outside
 from cases.draw import Draw
 from cases.memory import far_gap, guarded, guarded_copy
+from cases.production import Served
 from cases.quant.mxfp8_rows import BLOCK, values_of
 from cases.rotation import POSITIONS, draw_positions, draw_table
 
@@ -127,6 +128,10 @@ REGRESSIONS: tuple[str, ...] = (
     _BASE.varied(tokens=3, reach="far_scales").id,
     # A column of a larger array of positions.
     _BASE.varied(positions="strided").id,
+)
+
+PRODUCTION: tuple[Served, ...] = tuple(
+    Served(CASE(tokens=64, heads=heads, head_dim=512), arches=("gfx950",)) for heads in (16, 64, 128)
 )
 
 

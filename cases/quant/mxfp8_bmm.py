@@ -14,6 +14,7 @@ from jaxtyping import BFloat16, Float8e4m3fn, Int64, UInt8
 from cases.case import Axis, Case, outside
 from cases.draw import Draw
 from cases.memory import far_gap, guarded
+from cases.production import Served
 
 LANES = 32
 
@@ -130,6 +131,12 @@ REGRESSIONS: tuple[str, ...] = (
     _BASE.varied(tokens=3, groups=1, reach="far_weight", form="row").id,
     _BASE.varied(tokens=17, groups=1, reach="far_out").id,
 )  # fmt: skip
+
+PRODUCTION: tuple[Served, ...] = tuple(
+    Served(CASE(tokens=tokens, groups=2, rank=1024, width=4096).varied(form=form), arches=("gfx950",))
+    for tokens, form in ((1, "block"), (64, "block"), (1000, "block"), (64, "row"), (1000, "row"))
+)
+
 
 _BOUNDS: Mapping[str, tuple[int, int]] = {
     "tokens": (0, 1 << 17), "groups": (1, 64), "rank": (1, 8192), "width": (1, 1 << 15),

@@ -14,6 +14,7 @@ from jaxtyping import Float, UInt8
 from cases.case import Axis, Case, outside
 from cases.draw import Draw
 from cases.memory import far_gap, guarded
+from cases.production import Served
 
 BLOCK = 32
 _DTYPES: Mapping[str, torch.dtype] = {"bfloat16": torch.bfloat16, "float32": torch.float32}
@@ -100,6 +101,11 @@ REGRESSIONS: tuple[str, ...] = (
     # A stack, as of the experts' activations, and rows that no 32-bit product of row and stride reaches.
     _BASE.varied(stack=3, dtype="float32", layout="strided").id,
     _BASE.varied(tokens=3, reach="far").id,
+)
+
+PRODUCTION: tuple[Served, ...] = tuple(
+    Served(CASE(tokens=tokens, lanes=lanes), arches=("gfx950",))
+    for tokens, lanes in ((64, 4096), (256, 7168), (1, 16384))
 )
 
 

@@ -15,6 +15,7 @@ from jaxtyping import BFloat16, Float, Int64, Shaped, UInt8
 from cases.case import Axis, Case, outside
 from cases.draw import Draw
 from cases.memory import guarded, guarded_copy
+from cases.production import Served
 
 # Numbers that no block scale holds: a reader of the wrong tensor is far off.
 _DECOYS: Mapping[str, int] = {"float8_e8m0fnu": 140, "uint8": 140, "float32": 0}
@@ -132,6 +133,12 @@ REGRESSIONS: tuple[str, ...] = (
     # A product that fp32 rounds before bfloat16 does.
     _BASE.varied(scale="float32", values="ties", block_rows=1).id,
 )
+
+PRODUCTION: tuple[Served, ...] = (
+    Served(CASE(groups=2, rank=1024, width=4096, block_rows=128, block_columns=128, scale="float8_e8m0fnu")),
+    Served(CASE(groups=2, rank=1024, width=4096, block_rows=128, block_columns=128, scale="float32")),
+)
+
 
 _BOUNDS: Mapping[str, tuple[int, int]] = {
     "groups": (1, 64), "rank": (1, 8192), "width": (1, 1 << 15), "block_rows": (1, 8192), "block_columns": (1, 1 << 15),

@@ -14,6 +14,7 @@ from jaxtyping import BFloat16, Float, Float32, Int
 from cases.case import Axis, Case, outside
 from cases.draw import Draw
 from cases.memory import far_gap, guarded, guarded_copy, with_one_nan
+from cases.production import Served
 from cases.quant.wo_a_dequant import Projection
 from cases.rotation import draw_positions, draw_table
 
@@ -115,6 +116,13 @@ REGRESSIONS: tuple[str, ...] = (
     _BASE.varied(reach="far").id,
     _BASE.varied(reach="far", rotation="none").id,
 )
+
+PRODUCTION: tuple[Served, ...] = tuple(
+    Served(CASE(tokens=tokens, groups=2, group_heads=8, head_dim=512, rank=1024, weight=weight))
+    for tokens in (1, 64)
+    for weight in ("bfloat16", "float8_e4m3fn")
+)
+
 
 _BOUNDS: Mapping[str, tuple[int, int]] = {
     "tokens": (0, 1 << 16), "groups": (1, 64), "group_heads": (1, 128), "head_dim": (ROTARY + 2, 4096), "rank": (1, 8192),

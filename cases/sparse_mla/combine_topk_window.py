@@ -14,6 +14,7 @@ from jaxtyping import Int32, Shaped
 from cases.case import Axis, Case, outside
 from cases.draw import Draw
 from cases.memory import far_gap, guarded, guarded_copy
+from cases.production import Served
 
 COLUMN_MULTIPLE = 128
 _INT32_MAX = 2**31 - 1
@@ -136,6 +137,13 @@ REGRESSIONS: tuple[str, ...] = (
     _BASE.varied(reach="far", lengths="full", prefix="long", ratio=1).id,
     _BASE.varied(reach="far", lengths="full", layout="strided", prefix="long", requests=1).id,
 )
+
+PRODUCTION: tuple[Served, ...] = (
+    Served(CASE(requests=8, queries=256, window=128, ratio=4, top_k=512, base=0)),
+    Served(CASE(requests=8, queries=256, window=128, ratio=4, top_k=2048, base=0)),
+    Served(CASE(requests=8, queries=256, window=128, ratio=128, top_k=1024, base=0)),
+)
+
 
 _BOUNDS: Mapping[str, tuple[int, int]] = {
     "requests": (0, 1024),

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from cases.case import Axis, Case, outside
 from cases.draw import Draw
 from cases.memory import far_gap, guarded, guarded_copy
+from cases.production import Served
 from cases.rotation import draw_positions, draw_whole_table
 
 LANES = 512
@@ -236,6 +237,31 @@ REGRESSIONS: tuple[str, ...] = (
     # The promise of a clean extra cache says nothing about the main one.
     _BASE.varied(queries=2, heads=3, trust_extra=True, values="nan_lanes", splits=2).id,
 )  # fmt: skip
+
+_POOLS = {"main.cache": 65536, "extra.cache": 65536}
+_SERVED = DecodeCase(queries=32, main_length=128, extra_length=512)
+PRODUCTION: tuple[Served, ...] = (
+    *(Served(_SERVED.varied(heads=heads, adaptive=True), _POOLS) for heads in (16, 64, 128)),
+    # Caches of less than 2 GiB, which 32 bits address.
+    Served(_SERVED.varied(heads=128, adaptive=True), {"main.cache": 8192, "extra.cache": 8192}),
+    Served(_SERVED.varied(heads=128, extra_length=2048, trust_extra=True, rotation="spread"), _POOLS),
+    Served(_SERVED.varied(heads=16, queries=256, rotation="spread", output="mxfp8"), _POOLS),
+    Served(_SERVED.varied(heads=128, rotation="spread", output="mxfp8", adaptive=True), _POOLS),
+    Served(_SERVED.varied(heads=128, extra_length=-1), {"main.cache": 65536}),
+    *(
+        Served(
+            _SERVED.varied(
+                arch="gfx942", compute_units=304, heads=heads, main_encoding="float8_e4m3fnuz", rotation=rotation
+            ),
+            _POOLS,
+        )
+        for heads, rotation in ((16, "none"), (64, "spread"), (128, "none"), (128, "spread"))
+    ),
+    Served(
+        _SERVED.varied(arch="gfx942", compute_units=304, heads=128, extra_length=-1, main_encoding="float8_e4m3fnuz"),
+        {"main.cache": 65536},
+    ),
+)
 
 
 _BOUNDS: Mapping[str, tuple[int, int]] = {

@@ -14,6 +14,7 @@ from jaxtyping import Bool, Int32
 from cases.case import Axis, Case, outside
 from cases.draw import Draw
 from cases.memory import far_gap, guarded, guarded_copy
+from cases.production import Served
 from cases.sparse_mla import paging
 
 Holes = Literal["kept", "removed"]
@@ -112,6 +113,12 @@ REGRESSIONS: tuple[str, ...] = (
     _BASE.varied(tokens=0).id,
     _BASE.varied(tokens=16, topk=1).id,
 )
+
+PRODUCTION: tuple[Served, ...] = tuple(
+    Served(CASE(tokens=tokens, topk=topk, requests=64, block_size=block))
+    for tokens, topk, block in ((64, 512, 64), (256, 2048, 64), (64, 1024, 2))
+)
+
 
 _BOUNDS: Mapping[str, tuple[int, int]] = {
     "tokens": (0, 1 << 16),

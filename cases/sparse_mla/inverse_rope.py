@@ -14,6 +14,7 @@ from jaxtyping import BFloat16, Float, Float32, Int
 from cases.case import Axis, Case, outside
 from cases.draw import Draw
 from cases.memory import far_gap, guarded, guarded_copy
+from cases.production import Served
 from cases.rotation import POSITIONS, draw_positions, draw_table
 
 _DTYPES: Mapping[str, torch.dtype] = {
@@ -147,6 +148,10 @@ REGRESSIONS: tuple[str, ...] = (
     _BASE.varied(positions="strided").id,
     _BASE.varied(rows="float32", form="new", values="cancelling").id,
     _BASE.varied(values="subnormal").id,
+)
+
+PRODUCTION: tuple[Served, ...] = tuple(
+    Served(CASE(tokens=64, heads=heads, form=form)) for heads in (16, 128) for form in ("in_place", "new")
 )
 
 

@@ -14,6 +14,7 @@ from jaxtyping import BFloat16, Float, Float32, Int, Int64, UInt8
 from cases.case import Axis, Case, outside
 from cases.draw import Draw
 from cases.memory import far_gap, guarded, guarded_copy
+from cases.production import Served
 from cases.rotation import draw_positions, draw_table
 
 Arch = Literal["gfx942", "gfx950", "other"]
@@ -133,6 +134,13 @@ REGRESSIONS: tuple[str, ...] = (
     _BASE.varied(decode_tokens=0, prefill_tokens=3, reach="far").id,
     _MXFP8.varied(decode_tokens=0, prefill_tokens=3, reach="far").id,
 )
+
+PRODUCTION: tuple[Served, ...] = (
+    *(Served(CASE(decode_tokens=32, prefill_tokens=64, heads=heads)) for heads in (16, 128)),
+    *(Served(CASE(decode_tokens=32, prefill_tokens=64, heads=heads, output="mxfp8")) for heads in (16, 128)),
+    *(Served(CASE(decode_tokens=32, prefill_tokens=64, heads=heads, arch="gfx942")) for heads in (16, 128)),
+)
+
 
 _BOUNDS: Mapping[str, tuple[int, int]] = {
     "decode_tokens": (0, 4096), "prefill_tokens": (0, 1 << 16), "heads": (1, 1024), "spare_heads": (0, 1024),

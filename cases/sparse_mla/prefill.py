@@ -14,6 +14,7 @@ import torch
 from cases.case import Axis, Case, outside
 from cases.draw import Draw
 from cases.memory import far_gap, guarded, guarded_copy
+from cases.production import Served
 from cases.sparse_mla.prefill_call import PrefillInputs
 
 WRITABLE: tuple[str, ...] = ("out",)
@@ -124,6 +125,18 @@ REGRESSIONS: tuple[str, ...] = (
     _BASE.varied(integers="wide", invalid="scattered", form="ragged").id,
     _BASE.varied(integers="wide", invalid="scattered", form="dense").id,
 )  # fmt: skip
+
+PRODUCTION: tuple[Served, ...] = (
+    *(
+        Served(PrefillCase(queries=64, heads=heads, length=640, form="ragged"), {"kv": 1 << 20})
+        for heads in (16, 64, 128)
+    ),
+    Served(PrefillCase(queries=64, heads=128, length=2176, form="ragged"), {"kv": 1 << 22}),
+    Served(
+        PrefillCase(queries=64, heads=16, length=2048, form="dense", nope_lanes=512, rope_lanes=64, out_lanes="nope")
+    ),
+)
+
 
 _BOUNDS: Mapping[str, tuple[int, int]] = {
     "queries": (0, 4096), "heads": (1, 1024), "nope_lanes": (1, 1024), "rope_lanes": (0, 512), "length": (0, 1 << 17),

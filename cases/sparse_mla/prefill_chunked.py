@@ -16,6 +16,7 @@ from cases.cache.kv_record_write import DATA_BYTES, LANES, LIMIT, NOPE, RECORD, 
 from cases.case import Axis, Case, outside
 from cases.draw import Draw
 from cases.memory import guarded, guarded_copy
+from cases.production import Served
 from cases.sparse_mla.prefill_chunked_call import Chunk, ChunkedInputs, PagedCache
 
 ROPE = LANES - NOPE
@@ -116,6 +117,20 @@ REGRESSIONS: tuple[str, ...] = (
     # No prefill token at all.
     _BASE.varied(requests=1, new=0, lengths="full", prefix="short", chunking="all").id,
 )  # fmt: skip
+
+PRODUCTION: tuple[Served, ...] = tuple(
+    Served(
+        CASE(
+            requests=2, decodes=1, new=64, lengths="full", window=128, ratio=ratio, width=512, heads=heads, window_block=64,
+            compressed_block=64 if ratio < 128 else 2,
+        ).varied(window_encoding=encoding),
+        {"window_cache.cache": 65536, "compressed_cache.cache": 65536},
+    )
+    for heads, ratio, encoding in (
+        (16, 4, "float8_e4m3fn"), (128, 4, "float8_e4m3fn"), (128, 128, "float8_e4m3fn"), (128, 4, "float8_e4m3fnuz"),
+    )
+)  # fmt: skip
+
 
 _BOUNDS: Mapping[str, tuple[int, int]] = {
     "requests": (1, 256), "decodes": (0, 256), "new": (0, 4096), "window": (1, 4096), "ratio": (0, 256),

@@ -14,6 +14,7 @@ from jaxtyping import Bool, Int32
 from cases.case import Axis, Case, outside
 from cases.draw import Draw
 from cases.memory import far_gap, guarded, guarded_copy
+from cases.production import Served
 from cases.sparse_mla import paging
 
 
@@ -125,6 +126,12 @@ REGRESSIONS: tuple[str, ...] = (
     _BASE.varied(padded="tail", padding="stray").id,
     _BASE.varied(rows=0).id,
 )
+
+PRODUCTION: tuple[Served, ...] = (
+    Served(CASE(rows=2048, width=512, requests=8, ratio=4, block_size=64)),
+    Served(CASE(rows=512, width=2048, requests=8, ratio=4, block_size=64, token_offset=0)),
+)
+
 
 _BOUNDS: Mapping[str, tuple[int, int]] = {
     "rows": (0, 1 << 14),

@@ -14,6 +14,7 @@ from jaxtyping import Int, Int32
 from cases.case import Axis, Case, outside
 from cases.draw import Draw
 from cases.memory import far_gap, guarded, guarded_copy
+from cases.production import Served
 from cases.sparse_mla.paging import INT32_MAX, INT32_MIN
 
 
@@ -101,6 +102,13 @@ REGRESSIONS: tuple[str, ...] = (
     _BASE.varied(rows=0).id,
     _BASE.varied(entries="duplicates", lengths="full").id,
 )
+
+PRODUCTION: tuple[Served, ...] = (
+    Served(CASE(rows=256, width=640)),
+    Served(CASE(rows=256, width=2176)),
+    Served(CASE(rows=1, width=640)),
+)
+
 
 _BOUNDS: Mapping[str, tuple[int, int]] = {"rows": (0, 1 << 16), "width": (0, 1 << 14)}
 

@@ -14,6 +14,7 @@ from jaxtyping import Int32, Int64
 from cases.case import Axis, Case, outside
 from cases.draw import Draw
 from cases.memory import guarded, guarded_copy
+from cases.production import Served
 
 Arch = Literal["gfx942", "gfx950", "other"]
 
@@ -116,6 +117,12 @@ REGRESSIONS: tuple[str, ...] = (
     _BASE.varied(overflow="indptr", pattern="growing", buffers="exact").id,
     _BASE.varied(rows=0).id,
 )
+
+PRODUCTION: tuple[Served, ...] = (
+    Served(CASE(steps=1, rows=256, per_row=512)),
+    Served(CASE(steps=1, rows=256, per_row=512, arch="gfx942")),
+)
+
 
 _BOUNDS: Mapping[str, tuple[int, int]] = {
     "steps": (1, 64),

@@ -15,6 +15,7 @@ from jaxtyping import Bool, Int32
 from cases.case import Axis, Case, outside
 from cases.draw import Draw
 from cases.memory import guarded, guarded_copy
+from cases.production import Served
 
 Part = Literal["decode", "prefill"]
 
@@ -183,6 +184,9 @@ REGRESSIONS: tuple[str, ...] = (
     _BASE.varied(structure="held").id,
     _BASE.varied(phase="alternating", steps=4, change="topk").id,
 )
+
+PRODUCTION: tuple[Served, ...] = (Served(CASE(steps=1, requests=16, tokens=256, topk=512, ratio=4, block_size=64)),)
+
 
 _BOUNDS: Mapping[str, tuple[int, int]] = {
     "consumers": (0, 64),

@@ -15,6 +15,7 @@ from jaxtyping import Int32
 from cases.case import Axis, Case, outside
 from cases.draw import Draw
 from cases.memory import far_gap, guarded, guarded_copy
+from cases.production import Served
 from cases.sparse_mla import paging
 
 Form = Literal["columns", "columns_counted", "front"]
@@ -147,6 +148,14 @@ REGRESSIONS: tuple[str, ...] = (
     _BASE.varied(layout="far", table="narrowed", pages="apart").id,
     _BASE.varied(tokens=0).id,
 )
+
+PRODUCTION: tuple[Served, ...] = (
+    Served(CASE(tokens=256, width=2048, requests=64, block_size=64, form="columns")),
+    Served(CASE(tokens=256, width=2048, requests=64, block_size=64, form="columns_counted")),
+    Served(CASE(tokens=256, width=2048, requests=64, block_size=64)),
+    Served(CASE(tokens=256, width=2048, requests=64, block_size=1, world_size=8, form="columns")),
+)
+
 
 _BOUNDS: Mapping[str, tuple[int, int]] = {
     "tokens": (0, 1 << 16),

@@ -14,6 +14,7 @@ from jaxtyping import BFloat16, Float32
 
 from cases.case import Axis, Case, outside
 from cases.memory import guarded_copy
+from cases.production import Served
 from cases.sparse_mla import decode
 from cases.sparse_mla.decode import DecodeCase, DecodeInputs, Segment
 
@@ -140,6 +141,17 @@ REGRESSIONS: tuple[str, ...] = (
     _BASE.varied(queries=2, heads=1, splits=2, reach="caches", block_stride="odd").id,
     _BASE.varied(queries=5, heads=3, main_length=33, extra_length=31, splits=2, reach="rows", rows="ragged").id,
 )  # fmt: skip
+
+_POOLS = {"main.cache": 65536, "extra.cache": 65536}
+PRODUCTION: tuple[Served, ...] = (
+    *(
+        Served(CASE(queries=32, heads=heads, main_length=128, extra_length=extra), _POOLS)
+        for heads, extra in ((16, 512), (64, 512), (128, 512), (128, 2048))
+    ),
+    Served(CASE(queries=32, heads=128, main_length=128, extra_length=512), {"main.cache": 8192, "extra.cache": 8192}),
+    Served(CASE(queries=32, heads=128, main_length=128, extra_length=-1), {"main.cache": 65536}),
+)
+
 
 _BOUNDS: Mapping[str, tuple[int, int]] = {
     "queries": (0, 4096), "heads": (1, 1024), "main_length": (0, 1 << 17), "extra_length": (-1, 1 << 17),

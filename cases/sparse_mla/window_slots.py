@@ -14,6 +14,7 @@ from jaxtyping import Bool, Int32
 from cases.case import Axis, Case, outside
 from cases.draw import Draw
 from cases.memory import far_gap, guarded, guarded_copy
+from cases.production import Served
 
 Form = Literal["causal", "draft"]
 
@@ -141,6 +142,13 @@ REGRESSIONS: tuple[str, ...] = (
     _BASE.varied(reach="far", prefix="long", lengths="full").id,
     _BASE.varied(reach="far", prefix="long", lengths="full", form="draft", table="narrowed").id,
 )
+
+PRODUCTION: tuple[Served, ...] = (
+    Served(CASE(part="decode", requests=64, others=0, queries=1, window=128, block_size=64)),
+    Served(CASE(part="decode", requests=64, others=2, queries=4, window=128, block_size=64)),
+    Served(CASE(part="prefill", requests=8, others=64, queries=512, window=128, block_size=64)),
+)
+
 
 _BOUNDS: Mapping[str, tuple[int, int]] = {
     "requests": (0, 1024),

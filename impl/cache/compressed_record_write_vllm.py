@@ -12,6 +12,7 @@ import torch
 from cases.cache.compressed_record_write import Inputs
 from impl.cache.compressed_record_write import COMPRESS, INSERT, V4, V41
 from impl.sources import settings, vllm
+from impl.sources.execution import execution_on
 
 # Added to the mean square of a row, 2^60 makes its reciprocal root 2^-30 whatever the row; the weights take that back.
 _EPSILON = 2.0**60
@@ -20,7 +21,7 @@ _LANES = 512
 
 
 def _function(inputs: Inputs, module: str, name: str) -> Any:
-    execution = "interpreter" if inputs.cache.device.type == "cpu" else "hip" if torch.version.hip else "cuda"
+    execution = execution_on(inputs.cache.device)
     return _loaded(settings.vllm_path(), module, name, inputs.zero_nans, execution)
 
 

@@ -6,11 +6,10 @@ import functools
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from cases.cache.compressed_slots import Inputs, Outputs
 from impl.cache.compressed_slots import MAP, MODULE
 from impl.sources import settings, vllm
+from impl.sources.execution import execution_on
 
 
 @functools.cache
@@ -20,7 +19,7 @@ def _loaded(path: Path | None, execution: str) -> Any:
 
 def run(inputs: Inputs) -> Outputs:
     """What `get_compressed_slot_mapping` says; where there is a buffer, the buffer."""
-    execution = "interpreter" if inputs.table.device.type == "cpu" else "hip" if torch.version.hip else "cuda"
+    execution = execution_on(inputs.table.device)
     slots = _loaded(settings.vllm_path(), execution)(
         inputs.tokens, inputs.token_slots, inputs.query_start, inputs.seq_lens, inputs.table, inputs.block_size,
         inputs.ratio, out=inputs.out, dcp_world_size=inputs.ranks, cp_interleave=inputs.interleave,

@@ -11,10 +11,11 @@ import torch
 from cases.cache import kv_gather_dequant, kv_record_write
 from impl.cache import vllm_modules
 from impl.sources import settings, vllm
+from impl.sources.execution import execution_on
 
 
 def _function(name: str, module: str, encoding: str, memory: torch.Tensor) -> Any:
-    execution = "interpreter" if memory.device.type == "cpu" else "hip" if torch.version.hip else "cuda"
+    execution = execution_on(memory.device)
     return _loaded(settings.vllm_path(), name, module, encoding, execution)
 
 

@@ -14,6 +14,7 @@ import torch
 from cases.cache.window_record_write import Inputs
 from impl.cache.window_record_write import COMPILED, INSERT, XPU, extensions
 from impl.sources import settings, vllm
+from impl.sources.execution import execution_on
 
 _EPSILON = 1e-6
 # The compiled operator is built for padded head counts only, and this is the smallest of them.
@@ -31,7 +32,7 @@ def _queries(inputs: Inputs, heads: int) -> torch.Tensor:
 
 def insert_by_triton(inputs: Inputs) -> torch.Tensor:
     """The Triton route that vLLM takes on XPU: a rotation into a tensor of its own, then the writer without rotation."""
-    execution = "interpreter" if inputs.cache.device.type == "cpu" else "hip" if torch.version.hip else "cuda"
+    execution = execution_on(inputs.cache.device)
     _loaded(settings.vllm_path(), execution)(
         _queries(inputs, 1), inputs.rows, inputs.cache, inputs.slots, inputs.positions, inputs.cos_sin, _EPSILON,
         inputs.cache.shape[1],

@@ -16,6 +16,7 @@ import torch
 
 from impl.implementation import without_triton
 from impl.sources import settings, vllm
+from impl.sources.execution import execution_on
 from impl.sources.source_tree import Substitute
 
 UTILS = "vllm.v1.attention.backends.utils"
@@ -106,8 +107,7 @@ class DcpLoader(vllm.Loader):
 
 def loader_for(memory: torch.Tensor, arch: vllm.Architecture = "gfx950") -> vllm.Loader:
     """What loads the configured vLLM for `arch`, to run where `memory` lies: on the CPU, in Triton's interpreter."""
-    on_gpu = "hip" if torch.version.hip is not None else "cuda"
-    return _loader(settings.vllm_path(), arch, "interpreter" if memory.device.type == "cpu" else on_gpu)
+    return _loader(settings.vllm_path(), arch, execution_on(memory.device))
 
 
 @functools.cache

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 
 from impl.sources import settings, vllm
+from impl.sources.execution import execution_on
 from impl.sources.source_tree import Substitute
 
 MODULE = "vllm.v1.attention.backends.mla.rocm_aiter_mla"
@@ -65,8 +66,7 @@ def fingerprint() -> bytes:
 
 def loader(device: torch.device, arch: vllm.Architecture = "gfx950") -> BackendLoader:
     """What loads the configured vLLM's backend for `arch`, to run on `device`."""
-    on_gpu = "hip" if torch.version.hip is not None else "cuda"
-    return _loader(settings.vllm_path(), arch, "interpreter" if device.type == "cpu" else on_gpu)
+    return _loader(settings.vllm_path(), arch, execution_on(device))
 
 
 @functools.cache

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import importlib
 import importlib.util
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import cast
 
@@ -15,7 +15,7 @@ from cases.case import Case
 from cases.dense_mla.decode import DecodeCase
 from cases.dense_mla.decode_call import DecodeInputs, DecodeOutputs
 from cases.precision import Precision, Rounding
-from impl.implementation import Execution, Impl, bytes_of, needs_triton, no_reasons, without_triton
+from impl.implementation import PRODUCTS, Execution, Impl, bytes_of, needs_triton, no_reasons, without_triton
 from impl.sources import aiter, settings, vllm
 
 VLLM_MODULE = "vllm.v1.attention.ops.triton_decode_attention"
@@ -136,13 +136,6 @@ def _gluon_reasons(case: Case, execution: Execution) -> list[str]:
     return reasons
 
 
-_PRODUCTS: Mapping[Execution, str] = {
-    "interpreter": "NumPy fp32 products",
-    "cuda": "tensor cores: exact products, fp32 sums that truncate",
-    "hip": "matrix cores: exact products, fp32 sums",
-}
-
-
 def _declared(
     execution: Execution, note: str, *, probability: Rounding = "bfloat16", query: Rounding = "exact",
     key: Rounding = "exact", partial: Rounding = "float32", averaged: bool = True,
@@ -152,7 +145,7 @@ def _declared(
         # A device's exp is a product with log2(e) and an approximate exp2 of 2 ulps.
         exponential_ulps=1.0 if execution == "interpreter" else 8.0,
         flushes=execution != "interpreter",
-        note=f"{_PRODUCTS[execution]}; {note}",
+        note=f"{PRODUCTS[execution]}; {note}",
     )  # fmt: skip
 
 

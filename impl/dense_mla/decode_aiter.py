@@ -10,6 +10,7 @@ from cases.dense_mla.decode_call import QUANTISED, DecodeInputs, DecodeOutputs
 from impl.dense_mla.decode import AITER_GLUON, AITER_MODULE, ATTEND, kernel_heads
 from impl.dense_mla.decode_rows import block_table, limits
 from impl.sources import aiter, settings
+from impl.sources.execution import execution_on
 
 ASSEMBLY = "aiter.mla"
 
@@ -20,7 +21,7 @@ def paged(inputs: DecodeInputs) -> DecodeOutputs:
     It takes another kernel on a ROCm build of torch than elsewhere, and so it does in the interpreter. Pages of one token
     are handed over as what they are, rows.
     """
-    execution = "interpreter" if inputs.query.device.type == "cpu" else "hip"
+    execution = execution_on(inputs.query.device)
     fnuz = inputs.cache.dtype == torch.float8_e4m3fnuz
     loader = aiter.load(aiter.locate(settings.aiter_path()), aiter.Platform("gfx942" if fnuz else "gfx950"), execution)
     attend = loader.symbol(AITER_MODULE, ATTEND)

@@ -12,12 +12,12 @@ from cases.dense_mla.decode_call import DecodeInputs, DecodeOutputs
 from impl.dense_mla.decode import ATTEND, VLLM_MODULE
 from impl.dense_mla.decode_rows import block_table, limits
 from impl.sources import settings, vllm
+from impl.sources.execution import execution_on
 
 
 def run(inputs: DecodeInputs) -> DecodeOutputs:
     """The kernel's answer, written into the output memory of `inputs`; it raises what it raises."""
-    on_gpu = "hip" if torch.version.hip is not None else "cuda"
-    execution = "interpreter" if inputs.query.device.type == "cpu" else on_gpu
+    execution = execution_on(inputs.query.device)
     fnuz = inputs.cache.dtype == torch.float8_e4m3fnuz
     loader = vllm.load(vllm.locate(settings.vllm_path()), vllm.Platform("gfx942" if fnuz else "gfx950"), execution)
     attend = loader.symbol(VLLM_MODULE, ATTEND)

@@ -9,6 +9,7 @@ import torch
 
 from impl.implementation import Execution, without_triton
 from impl.sources import settings, vllm
+from impl.sources.execution import execution_on
 
 DCP = "vllm.v1.attention.ops.dcp"
 SEGMENTS = "vllm.v1.attention.ops.rocm_aiter_mla_merge"
@@ -37,8 +38,7 @@ def fingerprint(module: str) -> bytes:
 
 def loader(device: torch.device, arch: vllm.Architecture = "gfx950") -> vllm.Loader:
     """What loads the configured vLLM for `arch`, to run on `device`: on the CPU, in Triton's interpreter."""
-    on_gpu = "hip" if torch.version.hip is not None else "cuda"
-    execution = "interpreter" if device.type == "cpu" else on_gpu
+    execution = execution_on(device)
     return vllm.load(vllm.locate(settings.vllm_path()), vllm.Platform(arch), execution)
 
 

@@ -14,7 +14,7 @@ from impl.dense_mla import merge_segments_triton, merge_segments_vllm
 from impl.dense_mla.segmented_decode import AITER_DECODE, AITER_MODULE
 from impl.dense_mla.segmented_decode_call import plain_query
 from impl.sources import aiter, settings
-from impl.sources.execution import Architecture
+from impl.sources.execution import Architecture, execution_on
 
 
 def merged_by_vllm(inputs: Inputs) -> Outputs:
@@ -30,7 +30,7 @@ def merged_by_us(inputs: Inputs) -> Outputs:
 
 
 def _segments(inputs: Inputs) -> merge_segments.Inputs:
-    execution = "interpreter" if inputs.query.device.type == "cpu" else "hip"
+    execution = execution_on(inputs.query.device)
     arch: Architecture = "gfx942" if inputs.cache.dtype == torch.float8_e4m3fnuz else "gfx950"
     platform = aiter.Platform(arch, inputs.compute_units)
     decode = aiter.load(aiter.locate(settings.aiter_path()), platform, execution).symbol(AITER_MODULE, AITER_DECODE)

@@ -11,11 +11,12 @@ import torch
 from cases.dense_mla.split_stage2 import Inputs, Outputs
 from impl.dense_mla.split_stage2 import AITER_KERNEL, AITER_MODULE
 from impl.sources import aiter, settings
+from impl.sources.execution import execution_on
 
 
 def run(inputs: Inputs) -> Outputs:
     """The kernel's answer; it raises what it raises."""
-    execution = "interpreter" if inputs.out.device.type == "cpu" else "hip"
+    execution = execution_on(inputs.out.device)
     loader = aiter.load(aiter.locate(settings.aiter_path()), aiter.Platform("gfx950"), execution)
     kernel = loader.symbol(AITER_MODULE, AITER_KERNEL)
     rows, splits, heads, lanes = inputs.partials.shape

@@ -25,13 +25,13 @@ class Compiling:
 
 
 @contextlib.contextmanager
-def compiling(on_device: bool) -> Iterator[Compiling]:
-    """Sum what Triton spends in compiling inside the block; nothing where there is no Triton, or no device to compile for.
+def compiling(compiles: bool) -> Iterator[Compiling]:
+    """Sum what Triton spends in compiling inside the block; nothing where there is no Triton, or nothing is compiled.
 
     A listener that stood there before still hears everything, and is put back afterwards.
     """
     spent = Compiling()
-    knobs = _knobs() if on_device else None
+    knobs = _knobs() if compiles else None
     if knobs is None:
         yield spent
         return

@@ -27,8 +27,10 @@ __all__ = [
     "unsupported",
 ]
 
-EXECUTIONS = ("interpreter", "hip")
-"""Where loaded kernels may run. Their launches carry options of Triton's AMD backend, which another device refuses."""
+EXECUTIONS = ("interpreter", "isa:gfx942", "isa:gfx950", "aot", "aot:values", "hip")
+"""Where loaded kernels may run; `aot` compiles launches that were captured on meta tensors, `aot:values` on CPU ones.
+
+Their launches carry options of Triton's AMD backend, which another device refuses."""
 
 
 def _stated(path: Path) -> Stated:
@@ -74,7 +76,7 @@ class Loader(TreeLoader):
             source_tree(source.root, "aiter"),
             namespace(source, platform, execution),
             _substitutes(platform),
-            drop_guards=execution == "interpreter",
+            drop_guards=execution != "hip",
         )
 
 

@@ -8,6 +8,8 @@ import sys
 from dataclasses import dataclass
 from typing import Literal
 
+import torch
+
 from impl.sources.package import Source
 from impl.sources.source_tree import SourceError
 
@@ -16,6 +18,22 @@ Architecture = Literal["gfx942", "gfx950", "other"]
 # What a value of the compiled-in architecture name looks like where no tuned path exists.
 _NAMES = {"gfx942": "gfx942", "gfx950": "gfx950", "other": "gfx90a"}
 _COMPUTE_UNITS = {"gfx942": 304, "gfx950": 256, "other": 256}
+
+
+_machine = ""
+
+
+def execute_as(execution: str) -> None:
+    """From now on kernels that are given tensors on the CPU run as machine code on this execution, `isa:gfx942` for one."""
+    global _machine
+    _machine = execution
+
+
+def execution_on(device: torch.device) -> str:
+    """Where kernels run that are given tensors on a device of this process."""
+    if device.type == "cpu":
+        return _machine or "interpreter"
+    return "hip" if torch.version.hip is not None else "cuda"
 
 
 @dataclass(frozen=True)

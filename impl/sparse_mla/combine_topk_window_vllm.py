@@ -6,10 +6,9 @@ import functools
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from cases.sparse_mla.combine_topk_window import Inputs, Outputs
 from impl.sources import settings, vllm
+from impl.sources.execution import execution_on
 from impl.sparse_mla.combine_topk_window import NAME
 
 
@@ -20,7 +19,7 @@ def _function(path: Path | None, module: str, execution: str) -> Any:
 
 def run(inputs: Inputs, module: str, into: bool) -> Outputs:
     """The answer of `module`; `into` hands it the output memory of the call, which not every form takes."""
-    execution = "interpreter" if inputs.topk.device.type == "cpu" else "hip" if torch.version.hip else "cuda"
+    execution = execution_on(inputs.topk.device)
     combine = _function(settings.vllm_path(), module, execution)
     memory = {"out": (inputs.combined, inputs.lens)} if into else {}
     combined, lens = combine(

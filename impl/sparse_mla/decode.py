@@ -14,8 +14,9 @@ import torch
 from cases.case import Case
 from cases.precision import Precision
 from cases.sparse_mla.decode import DecodeCase, DecodeInputs, DecodeOutputs
-from impl.implementation import Execution, Impl, bytes_of, needs_triton, no_reasons, without_triton
+from impl.implementation import PRODUCTS, Execution, Impl, bytes_of, needs_triton, no_reasons, without_triton
 from impl.sources import settings, triton_language, vllm
+from impl.sources.execution import execution_on
 from impl.sources.source_tree import source_tree
 from impl.sparse_mla import splits as split_rules
 
@@ -62,8 +63,7 @@ def _vllm_reasons(case: Case, execution: Execution) -> list[str]:
 
 def vllm_loader(arch: vllm.Architecture, device: torch.device) -> vllm.Loader:
     """What loads the configured vLLM for `arch`, to run on `device`: on the CPU, in Triton's interpreter."""
-    on_gpu = "hip" if torch.version.hip is not None else "cuda"
-    execution = "interpreter" if device.type == "cpu" else on_gpu
+    execution = execution_on(device)
     return vllm.load(vllm.locate(settings.vllm_path()), vllm.Platform(arch), execution)
 
 
@@ -95,14 +95,6 @@ _DEVICE_EXPONENTIAL = 8.0
 _INTERPRETED_EXPONENTIAL = 1.0
 
 
-# What a bf16 product accumulates in.
-_PRODUCTS: Mapping[Execution, str] = {
-    "interpreter": "NumPy fp32 products",
-    "cuda": "tensor cores: exact products, fp32 sums that truncate",
-    "hip": "matrix cores: exact products, fp32 sums",
-}
-
-
 def _exponential(execution: Execution) -> float:
     return _INTERPRETED_EXPONENTIAL if execution == "interpreter" else _DEVICE_EXPONENTIAL
 
@@ -112,7 +104,7 @@ def _ours_precision(case: Case, execution: Execution) -> Precision:
     return Precision(
         exponential_ulps=_exponential(execution),
         flushes=execution != "interpreter",
-        note=f"{_PRODUCTS[execution]}; sums and partials fp32; exp(score - max) to bf16 for the values only",
+        note=f"{PRODUCTS[execution]}; sums and partials fp32; exp(score - max) to bf16 for the values only",
     )
 
 
@@ -132,7 +124,7 @@ def _vllm_precision(case: Case, execution: Execution) -> Precision:
         exponential_ulps=_exponential(execution),
         output="bfloat16",
         flushes=execution != "interpreter",
-        note=f"{_PRODUCTS[execution]}; {base}, to bf16 for the values; other outputs than MXFP8 are bf16, copied",
+        note=f"{PRODUCTS[execution]}; {base}, to bf16 for the values; other outputs than MXFP8 are bf16, copied",
     )
 
 

@@ -17,6 +17,7 @@ import torch
 from cases.memory import INTEGER_POISON
 from impl.implementation import without_triton
 from impl.sources import settings, vllm
+from impl.sources.execution import execution_on
 
 
 def missing(module: str, *names: str) -> list[str]:
@@ -36,8 +37,7 @@ def fingerprint(*modules: str) -> Callable[[], bytes]:
 
 def loader_for(memory: torch.Tensor, arch: vllm.Architecture = "gfx950") -> vllm.Loader:
     """What loads the configured vLLM for `arch`, to run where `memory` lies: on the CPU, in Triton's interpreter."""
-    on_gpu = "hip" if torch.version.hip is not None else "cuda"
-    execution = "interpreter" if memory.device.type == "cpu" else on_gpu
+    execution = execution_on(memory.device)
     return vllm.load(vllm.locate(settings.vllm_path()), vllm.Platform(arch), execution)
 
 

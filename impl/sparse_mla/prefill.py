@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import cast
 
@@ -12,7 +12,16 @@ from cases.case import Case
 from cases.precision import Precision
 from cases.sparse_mla.prefill import PrefillCase
 from cases.sparse_mla.prefill_call import PrefillInputs, PrefillOutputs
-from impl.implementation import Execution, Impl, architecture, bytes_of, needs_triton, no_reasons, without_triton
+from impl.implementation import (
+    PRODUCTS,
+    Execution,
+    Impl,
+    architecture,
+    bytes_of,
+    needs_triton,
+    no_reasons,
+    without_triton,
+)
 from impl.sources import settings, vllm
 from impl.sparse_mla.decode import VLLM_MODULE, vllm_source
 
@@ -61,13 +70,6 @@ def _opus_reasons(case: Case, execution: Execution) -> list[str]:
     return reasons
 
 
-_PRODUCTS: Mapping[Execution, str] = {
-    "interpreter": "NumPy fp32 products",
-    "cuda": "tensor cores: exact products, fp32 sums that truncate",
-    "hip": "matrix cores: exact products, fp32 sums",
-}
-
-
 def _precision(case: Case, execution: Execution) -> Precision:
     """The rounding points of every implementation here: they differ in tiles only."""
     assert isinstance(case, PrefillCase)
@@ -76,7 +78,7 @@ def _precision(case: Case, execution: Execution) -> Precision:
         # A device's exp is a product with log2(e) and an approximate exp2 of 2 ulps.
         exponential_ulps=1.0 if execution == "interpreter" else 8.0,
         flushes=execution != "interpreter",
-        note=f"{_PRODUCTS[execution]}; sums fp32; exp(score - max) to {case.dtype} for the values only",
+        note=f"{PRODUCTS[execution]}; sums fp32; exp(score - max) to {case.dtype} for the values only",
     )
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Mapping
 from pathlib import Path
 from typing import cast
 
@@ -13,7 +12,16 @@ from cases.sparse_mla.prefill_call import PrefillOutputs
 from cases.sparse_mla.prefill_chunked import ChunkedCase
 from cases.sparse_mla.prefill_chunked_call import ChunkedInputs
 from impl.cache import vllm_modules
-from impl.implementation import Execution, Impl, bytes_of, implementations, needs_triton, no_reasons, without_triton
+from impl.implementation import (
+    PRODUCTS,
+    Execution,
+    Impl,
+    bytes_of,
+    implementations,
+    needs_triton,
+    no_reasons,
+    without_triton,
+)
 from impl.sources import settings, vllm
 from impl.sparse_mla import prefill_driver, prefill_torch
 from impl.sparse_mla.decode import VLLM_MODULE
@@ -53,13 +61,6 @@ def _vllm_source() -> bytes:
     return vllm.locate(settings.vllm_path()).fingerprint(list(_VLLM)).encode()
 
 
-_PRODUCTS: Mapping[Execution, str] = {
-    "interpreter": "NumPy fp32 products",
-    "cuda": "tensor cores: exact products, fp32 sums that truncate",
-    "hip": "matrix cores: exact products, fp32 sums",
-}
-
-
 def _precision(case: Case, execution: Execution) -> Precision:
     """The rounding points of every implementation here: gathering is exact, and they differ in tiles only."""
     del case
@@ -67,7 +68,7 @@ def _precision(case: Case, execution: Execution) -> Precision:
         probability="bfloat16",
         exponential_ulps=1.0 if execution == "interpreter" else 8.0,
         flushes=execution != "interpreter",
-        note=f"{_PRODUCTS[execution]}; sums fp32; exp(score - max) to bf16 for the values only",
+        note=f"{PRODUCTS[execution]}; sums fp32; exp(score - max) to bf16 for the values only",
     )
 
 

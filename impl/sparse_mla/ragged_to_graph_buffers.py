@@ -14,6 +14,7 @@ from cases.case import Case
 from cases.sparse_mla.ragged_to_graph_buffers import Inputs, Outputs
 from impl.implementation import Execution, Impl, bytes_of, exact_but, needs_triton, no_reasons
 from impl.sources import settings, vllm
+from impl.sources.execution import execution_on
 
 V41 = "vllm.models.deepseek_v41.amd.rocm"
 V4 = "vllm.models.deepseek_v4.amd.rocm"
@@ -100,7 +101,7 @@ def _run_ours(inputs: Inputs) -> Outputs:
 
 def _run_vllm(inputs: Inputs, module: str) -> Outputs:
     memory = inputs.index_buffer
-    execution = "interpreter" if memory.device.type == "cpu" else "hip" if torch.version.hip else "cuda"
+    execution = execution_on(memory.device)
     return play(inputs, _loaded(settings.vllm_path(), module, inputs.arch, execution))
 
 

@@ -7,6 +7,7 @@ import torch
 from cases.sparse_mla.decode import LANES, NOPE, SCALE_BYTES, TOKEN_BYTES, Segment
 from cases.sparse_mla.two_segment_forward import Inputs, Outputs
 from impl.sources import aiter, settings
+from impl.sources.execution import execution_on
 from impl.sparse_mla.two_segment_forward import AITER_FORWARD, AITER_SPARSE, aiter_forward
 
 
@@ -41,7 +42,7 @@ def generic(inputs: Inputs) -> Outputs:
     the extra one behind the main one, and each query's extra entries follow its main ones.
     """
     # gfx942 is a machine that takes the generic route.
-    execution = "interpreter" if inputs.query.device.type == "cpu" else "hip"
+    execution = execution_on(inputs.query.device)
     loader = aiter.load(aiter.locate(settings.aiter_path()), aiter.Platform("gfx942", inputs.compute_units), execution)
     function = loader.symbol(*AITER_SPARSE)
     parts = [part for part in (inputs.main, inputs.extra) if part is not None]

@@ -10,11 +10,12 @@ import torch
 
 from cases.sparse_mla.window_slots import Inputs, Outputs
 from impl.sources import settings, vllm
+from impl.sources.execution import execution_on
 from impl.sparse_mla.window_slots import GATHER, KERNELS, LAUNCH, ONE_LAUNCH, WINDOWS
 
 
 def _symbol(memory: torch.Tensor, module: str, name: str) -> Any:
-    execution = "interpreter" if memory.device.type == "cpu" else "hip" if torch.version.hip else "cuda"
+    execution = execution_on(memory.device)
     return _loaded(settings.vllm_path(), module, name, execution)
 
 

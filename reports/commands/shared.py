@@ -8,7 +8,7 @@ from typing import Annotated, TypeVar, get_args
 import typer
 from rich.console import Console
 
-from impl.implementation import EXECUTIONS, Execution
+from impl.implementation import EXECUTIONS, Execution, on_device
 from impl.sources import aiter as aiter_source
 from impl.sources import vllm as vllm_source
 from impl.sources.settings import use_aiter, use_vllm
@@ -108,7 +108,7 @@ def workers_of(asked: int, executions: Sequence[Execution] = ()) -> int:
         raise Misuse(f"--workers {asked}: should be 1 or more, or 0 for one per processor")
     processors = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     # Every worker on a device holds a context there, half a gigabyte and more.
-    return asked or (processors if set(executions) <= {"interpreter"} else min(processors, _DEVICE_WORKERS))
+    return asked or (processors if not any(map(on_device, executions)) else min(processors, _DEVICE_WORKERS))
 
 
 def not_negative(option: str, number: int) -> int:

@@ -29,7 +29,24 @@ _NUMBER = re.compile(r"-?(0x[0-9a-fA-F]+|\d+)$")
 _LABEL = re.compile(r"^([.\w$]+):")
 _WORD_MODIFIER = re.compile(r"^([a-z][a-z0-9_]*):(.+)$")
 _FLAGS = frozenset(
-    "offen idxen lds glc slc sc0 sc1 nt clamp gds off high row_mirror row_half_mirror addr64 tfe".split()
+    [
+        "offen",
+        "idxen",
+        "lds",
+        "glc",
+        "slc",
+        "sc0",
+        "sc1",
+        "nt",
+        "clamp",
+        "gds",
+        "off",
+        "high",
+        "row_mirror",
+        "row_half_mirror",
+        "addr64",
+        "tfe",
+    ]
 )
 
 
@@ -101,7 +118,9 @@ def read(text: str) -> Program:
     found = re.search(r'^\s*\.amdgcn_target\s+"[^"]*?-{1,2}(gfx\w+)[^"]*"', text, re.M)
     kernels = re.findall(r"^\s*\.amdhsa_kernel\s+(\S+)", text, re.M)
     if found is None or not kernels:
-        raise UnsupportedInstruction("the text names no .amdgcn_target and .amdhsa_kernel: it should be LLVM's amdgcn assembly")
+        raise UnsupportedInstruction(
+            "the text names no .amdgcn_target and .amdhsa_kernel: it should be LLVM's amdgcn assembly"
+        )
     if len(kernels) > 1:
         raise UnsupportedInstruction(f"the text holds {len(kernels)} kernels: it should hold one")
     program = Program(kernels[0], found[1])

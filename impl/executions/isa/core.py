@@ -19,7 +19,6 @@ from numba.extending import intrinsic
 
 from impl.executions.isa import encoding as row
 from impl.executions.isa.arithmetic import (
-    MODE_FNUZ,
     MODE_FP16_OVERFLOW,
     bits_of_f32,
     bits_of_f64,
@@ -35,7 +34,6 @@ from impl.executions.isa.arithmetic import (
     i64,
     load_u8,
     load_u32,
-    population64,
     store_u8,
     store_u32,
     to_bf16,
@@ -548,7 +546,11 @@ def six_bit(v, base, item, lane, kind):
         power, fraction, bits, bias = (code >> 3) & 3, code & 7, 3, 1
     else:
         power, fraction, bits, bias = (code >> 2) & 7, code & 3, 2, 3
-    size = math.ldexp(f64(fraction), 1 - bias - bits) if power == 0 else math.ldexp(f64(fraction + (1 << bits)), power - bias - bits)
+    size = (
+        math.ldexp(f64(fraction), 1 - bias - bits)
+        if power == 0
+        else math.ldexp(f64(fraction + (1 << bits)), power - bias - bits)
+    )
     return -size if code & 32 else size
 
 
@@ -707,7 +709,11 @@ def lds_touch(store, first, count, wave, sequence, run, w_all, lds, new_at, watc
             if watch[0, unit] != 0 and watch[0, unit] < epoch and watch[4, unit] != wave:
                 # Written before the barrier: was the write waited for there?
                 last = w_all[watch[4, unit]]
-                if watch[5, unit] > last[PUBLISHED_LGKM] if watch[5, unit] >= 0 else -watch[5, unit] > last[PUBLISHED_VM]:
+                if (
+                    watch[5, unit] > last[PUBLISHED_LGKM]
+                    if watch[5, unit] >= 0
+                    else -watch[5, unit] > last[PUBLISHED_VM]
+                ):
                     return True
             watch[2, unit], watch[3, unit] = epoch, readers | bit
     return False
@@ -777,7 +783,9 @@ def step_vector(r, w, v, vk, s, sk, literals, buffers, addresses, vectors):
         for place in range(r[row.SOURCES]):
             known_low &= known_of(r, place, vk, sk, execute, True)
     for word in range(r[row.DST_WORDS]):
-        write_lanes(v, vk, r[row.DST] + word, result, word * 64, written, known if word else known_low, r[row.SELECT_DST])
+        write_lanes(
+            v, vk, r[row.DST] + word, result, word * 64, written, known if word else known_low, r[row.SELECT_DST]
+        )
     return 0
 
 
@@ -898,6 +906,15 @@ def check_registers(w, vm, vl, register, count):
 
 
 @njit
+def loads_over(w, marks, done, register, count):
+    """Whether a load into these registers may overtake one of the other kind: those of one kind come back in order."""
+    for word in range(count):
+        if marks[register + word] > w[done]:
+            return True
+    return False
+
+
+@njit
 def step_memory(r, w, v, vk, vm, vl, s, sk, literals, wave, regions_low, regions_high, page_base, page_of, pages, run,
                 lds, lds_known, watch, w_all, small):  # fmt: skip
     """A buffer, global or flat access of all lanes that execute."""
@@ -930,12 +947,18 @@ def step_memory(r, w, v, vk, vm, vl, s, sk, literals, wave, regions_low, regions
     if (address_known & execute) != execute:
         return fault(run, UNKNOWN_ADDRESS, pc, wave, first_lane(execute & ~address_known), 0, offset_register)
     data_words = words * (2 if atomic and r[row.OP] == 1 else 1)
-    if not to_lds and not check_registers(w, vm, vl, register, data_words):
+    if not to_lds and (
+        not check_registers(w, vm, vl, register, data_words)
+        if store or atomic
+        else loads_over(w, vl, LGKM_DONE, register, data_words)
+    ):
         return fault(run, MISSING_WAIT, pc, wave, -1, 0, register)
     if store or atomic:
         for word in range(data_words):
             if (vk[register + word] & execute) != execute:
-                return fault(run, UNKNOWN_STORED, pc, wave, first_lane(execute & ~vk[register + word]), 0, register + word)
+                return fault(
+                    run, UNKNOWN_STORED, pc, wave, first_lane(execute & ~vk[register + word]), 0, register + word
+                )
         if pages.shape[0] - run[FREE_PAGE] < 160:
             return GROW
     w[VM_ISSUED] += 1
@@ -1021,7 +1044,11 @@ def step_scratch(r, w, v, vk, vm, vl, s, wave, scratch, scratch_known, run):
     execute = scalar64(s, 126)
     flags, size, pc = r[row.FLAGS], r[row.SIZE], w[PC] - 1
     register, words = r[row.DST], max(1, size // 4)
-    if not check_registers(w, vm, vl, register, words):
+    if (
+        not check_registers(w, vm, vl, register, words)
+        if flags & row.STORE
+        else loads_over(w, vl, LGKM_DONE, register, words)
+    ):
         return fault(run, MISSING_WAIT, pc, wave, -1, 0, register)
     base = r[row.OFFSET] + (i64(s[r[row.SRC1]]) if r[row.SRC1] >= 0 else 0)
     own = r[row.SRC0]
@@ -1077,7 +1104,11 @@ def step_lds(r, w, v, vk, vm, vl, s, wave, lds, lds_known, watch, w_all, run, sm
     parts = 2 if flags & row.TWO else 1
     for part in range(parts):
         first = (r[row.SRC1] if part else register) if store else register + part * words
-        if not check_registers(w, vm, vl, first, words):
+        if (
+            not check_registers(w, vm, vl, first, words)
+            if store or atomic
+            else loads_over(w, vm, VM_DONE, first, words)
+        ):
             return fault(run, MISSING_WAIT, pc, wave, -1, 0, first)
     if flags & row.TRANSPOSED:
         return read_transposed(r, w, v, vk, vl, s, wave, lds, lds_known, watch, w_all, run, small)
@@ -1323,7 +1354,10 @@ def run_wave(wave, rows, literals, matrices, w_all, v_all, vk_all, vm_all, vl_al
             if run[STRICT]:
                 for place in range(r[row.SOURCES]):
                     execute = scalar64(s, 126)
-                    if r[row.MASK] < 0 and (known_of(r, place, vk, sk, execute, r[row.UPWARD] != 0) & execute) != execute:
+                    if (
+                        r[row.MASK] < 0
+                        and (known_of(r, place, vk, sk, execute, r[row.UPWARD] != 0) & execute) != execute
+                    ):
                         return fault(run, UNKNOWN_READ, pc, wave, -1, 0, r[row.SRC0 + place])
             bad = step_vector(r, w, v, vk, s, sk, literals, buffers, addresses, vectors)
             if bad:
@@ -1361,7 +1395,13 @@ def run_wave(wave, rows, literals, matrices, w_all, v_all, vk_all, vm_all, vl_al
                 return fault(run, MISSING_WAIT, pc, wave, -1, 0, r[row.DST])
             if run[STRICT]:
                 for side in range(3):
-                    base, words = (r[row.SRC0], m[row.WORDS_A]) if side == 0 else (r[row.SRC1], m[row.WORDS_B]) if side == 1 else (r[row.SRC2], m[row.WORDS_D])
+                    base, words = (
+                        (r[row.SRC0], m[row.WORDS_A])
+                        if side == 0
+                        else (r[row.SRC1], m[row.WORDS_B])
+                        if side == 1
+                        else (r[row.SRC2], m[row.WORDS_D])
+                    )
                     for word in range(words):
                         if base < row.SCALAR_BASE and vk[base + word] != _ALL:
                             return fault(run, UNKNOWN_READ, pc, wave, first_lane(~vk[base + word]), 0, base + word)

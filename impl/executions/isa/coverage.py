@@ -14,8 +14,8 @@ def modelled() -> dict[str, frozenset[str]]:
     found: dict[str, frozenset[str]] = {name: meaning.archs for name, meaning in VECTOR.items()}
     for name in COMPARE:
         found[name] = found[name.replace("v_cmp_", "v_cmpx_", 1)] = BOTH
-    found |= {name: BOTH for name in (*SCALAR, *SAVE_EXEC, *encoding.BRANCHES, *encoding.IDLE)}
-    found |= {name: BOTH for name in ("s_waitcnt", "s_barrier", "s_endpgm", "s_trap", "s_setreg_imm32_b32")}
+    found |= dict.fromkeys((*SCALAR, *SAVE_EXEC, *encoding.BRANCHES, *encoding.IDLE), BOTH)
+    found |= dict.fromkeys(("s_waitcnt", "s_barrier", "s_endpgm", "s_trap", "s_setreg_imm32_b32"), BOTH)
     found |= _LANES
     found |= _memory()
     found |= encoding.matrix_instructions()
@@ -50,5 +50,5 @@ def _memory() -> dict[str, frozenset[str]]:
     for name in encoding.LDS_ATOMICS:
         stem, kind = name.rsplit("_", 1)
         found[f"ds_{name}"] = found[f"ds_{stem}_rtn_{kind}"] = BOTH
-    found |= {name: BOTH for name in ("ds_bpermute_b32", "ds_permute_b32", "ds_swizzle_b32")}
+    found |= dict.fromkeys(("ds_bpermute_b32", "ds_permute_b32", "ds_swizzle_b32"), BOTH)
     return found

@@ -68,7 +68,9 @@ KEEP_REST, SIGN_REST = 8, 32
 UPWARD_CARRY = frozenset({"v_mad_u64_u32", "v_mad_i64_i32", "v_lshl_add_u64", "v_lshlrev_b64", "v_mov_b64"})
 
 # Flags of memory rows.
-(STORE, ATOMIC, TO_LDS, SIGNED_LOAD, HIGH_HALF, LOW_HALF, RETURNS, TWO, TRANSPOSED, FLAT, OFFEN, IDXEN) = (1 << k for k in range(12))
+(STORE, ATOMIC, TO_LDS, SIGNED_LOAD, HIGH_HALF, LOW_HALF, RETURNS, TWO, TRANSPOSED, FLAT, OFFEN, IDXEN) = (
+    1 << k for k in range(12)
+)
 
 BRANCHES = {"s_branch": 0, "s_cbranch_scc0": 1, "s_cbranch_scc1": 2, "s_cbranch_vccz": 3, "s_cbranch_vccnz": 4,
             "s_cbranch_execz": 5, "s_cbranch_execnz": 6}  # fmt: skip
@@ -85,9 +87,33 @@ _SIZES = {
 }  # fmt: skip
 _LDS_SIZES = {"b8": 1, "u8": 1, "i8": 1, "b16": 2, "u16": 2, "i16": 2, "b32": 4, "b64": 8, "b96": 12, "b128": 16}
 
-MATRIX_TYPES = {"f32": 0, "xf32": 1, "f16": 2, "bf16": 3, "fp8": 4, "bf8": 5, "i8": 6, "f64": 7, "fp6": 8, "bf6": 9, "fp4": 10}
+MATRIX_TYPES = {
+    "f32": 0,
+    "xf32": 1,
+    "f16": 2,
+    "bf16": 3,
+    "fp8": 4,
+    "bf8": 5,
+    "i8": 6,
+    "f64": 7,
+    "fp6": 8,
+    "bf6": 9,
+    "fp4": 10,
+}
 _F8F6F4 = ("fp8", "bf8", "fp6", "bf6", "fp4")
-_BITS = {"f32": 32, "xf32": 32, "f16": 16, "bf16": 16, "fp8": 8, "bf8": 8, "i8": 8, "f64": 64, "fp6": 6, "bf6": 6, "fp4": 4}
+_BITS = {
+    "f32": 32,
+    "xf32": 32,
+    "f16": 16,
+    "bf16": 16,
+    "fp8": 8,
+    "bf8": 8,
+    "i8": 8,
+    "f64": 64,
+    "fp6": 6,
+    "bf6": 6,
+    "fp4": 4,
+}
 # Columns of a row of the matrix table.
 (M, N, K, BLOCKS, TYPE_A, TYPE_B, WORDS_A, WORDS_B, WORDS_D, SCALED, SPLIT, OUTPUT, GROUP) = range(13)
 
@@ -266,7 +292,9 @@ class _Encoder:
             row[IMMEDIATE] = op_sel[-1]
         elif name.startswith("v_cvt_scalef32_pk_fp4"):
             row[IMMEDIATE] = op_sel[-2] + 2 * op_sel[-1]
-        elif name.startswith("v_cvt_pk_f32_") or (name.startswith("v_cvt_scalef32_pk_") and name.endswith(("fp8", "bf8"))):
+        elif name.startswith("v_cvt_pk_f32_") or (
+            name.startswith("v_cvt_scalef32_pk_") and name.endswith(("fp8", "bf8"))
+        ):
             row[SELECT0] = WORD_0 + op_sel[0]
         elif name.startswith(("v_cvt_f32_fp8", "v_cvt_f32_bf8")) or name.endswith("_fp4"):
             row[SELECT0] = BYTE_0 + op_sel[0] + 2 * op_sel[1]
@@ -322,9 +350,15 @@ class _Encoder:
             row[WORDS0 + place] = 2 if letter in "ql" else 1
         row[SOURCES] = len(operands)
         # Which unknown bits stay: 1 for a bitwise and, 2 for or, 3 for xor, 4 for and-not, 5 for moves.
-        row[FLAGS] = int(meaning.reads_destination) | int("scc" in meaning.expression) << 1 | int(bool(meaning.scc)) << 2
+        row[FLAGS] = (
+            int(meaning.reads_destination) | int("scc" in meaning.expression) << 1 | int(bool(meaning.scc)) << 2
+        )
         stem = name[2:].split("_")[0]
-        row[IMMEDIATE] = {"and": 1, "or": 2, "xor": 3, "andn2": 4, "mov": 5, "not": 5}.get(stem, 0) if name[-3:] in ("b32", "b64") else 0
+        row[IMMEDIATE] = (
+            {"and": 1, "or": 2, "xor": 3, "andn2": 4, "mov": 5, "not": 5}.get(stem, 0)
+            if name[-3:] in ("b32", "b64")
+            else 0
+        )
 
     def _scalar_load(self, row: Array, at: Instruction) -> None:
         found = re.fullmatch(r"s_(buffer_)?load_dword(?:x(2|4|8|16))?", at.mnemonic)
@@ -398,7 +432,9 @@ class _Encoder:
             _refuse(at, f"setting {at.operands[0].text} is not modelled")
         first, width, value = int(found[2]), int(found[3]), at.operands[1].value
         if (first, width) != (23, 1):
-            _refuse(at, f"of the MODE register only FP16_OVFL (bit 23) is modelled, not bits {first} to {first + width - 1}")
+            _refuse(
+                at, f"of the MODE register only FP16_OVFL (bit 23) is modelled, not bits {first} to {first + width - 1}"
+            )
         row[KIND], row[IMMEDIATE], row[OFFSET] = Kind.SET_MODE, value, first
 
     # memory
@@ -506,11 +542,17 @@ class _Encoder:
     def _plain_lds(self, row: Array, at: Instruction, found: re.Match[str]) -> None:
         verb, two, strided, kind, extra = found.groups()
         size = row[SIZE] = _LDS_SIZES[kind]
-        row[FLAGS] = (STORE if verb == "write" else 0) | (TWO if two else 0) | (SIGNED_LOAD if kind in ("i8", "i16") else 0)
+        row[FLAGS] = (
+            (STORE if verb == "write" else 0) | (TWO if two else 0) | (SIGNED_LOAD if kind in ("i8", "i16") else 0)
+        )
         if extra in ("d16", "d16_hi"):
             row[FLAGS] |= HIGH_HALF if extra == "d16_hi" else LOW_HALF
         elif extra:
-            if self.program.arch not in CDNA4 or (kind, extra) not in (("b64", "tr_b16"), ("b64", "tr_b8"), ("b64", "tr_b4")):
+            if self.program.arch not in CDNA4 or (kind, extra) not in (
+                ("b64", "tr_b16"),
+                ("b64", "tr_b8"),
+                ("b64", "tr_b4"),
+            ):
                 _refuse(at, f"{at.mnemonic} is not modelled on {self.program.arch}")
             row[FLAGS] |= TRANSPOSED
             row[IMMEDIATE] = int(extra[4:])
@@ -635,7 +677,11 @@ def _constant(operand: Operand, letter: str, packed: int) -> int:
     if operand.is_float:
         number = struct.unpack("<f", struct.pack("<I", value))[0]
         if letter == "d":
-            bits = 0x3FC45F306DC9C882 if operand.text == "0.15915494" else struct.unpack("<Q", struct.pack("<d", number))[0]
+            bits = (
+                0x3FC45F306DC9C882
+                if operand.text == "0.15915494"
+                else struct.unpack("<Q", struct.pack("<d", number))[0]
+            )
         elif letter in "hws":
             bits = 0x3118 if operand.text == "0.15915494" else struct.unpack("<H", struct.pack("<e", number))[0]
         else:

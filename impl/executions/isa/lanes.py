@@ -146,7 +146,9 @@ def source() -> str:
     head = ["@cfunc(SCALAR, cache=True)", "def scalar(op, unused, q_):", "    Q = carray(q_, (8,), np.uint64)"]
     meanings = SCALAR | SAVE_EXEC
     parts.append(
-        _function("scalar", head, [(number, name, _scalar_branch(name, meanings[name])) for name, number in scalars.items()])
+        _function(
+            "scalar", head, [(number, name, _scalar_branch(name, meanings[name])) for name, number in scalars.items()]
+        )
     )
     parts.append(f"VECTORS = ({', '.join(f'vector_{k}' for k in range(-(-len(branches) // CHUNK)))},)\n")
     return "\n\n".join(parts)

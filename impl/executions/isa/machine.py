@@ -7,19 +7,21 @@ with real pointers, and every access is checked against the storages that the la
 from __future__ import annotations
 
 import dataclasses
-import os
+import fcntl
 import functools
 import struct
+import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
+from numba import NumbaExperimentalFeatureWarning
 
 from impl.executions.isa import core, encoding
 from impl.executions.isa.arithmetic import MODE_FNUZ
-from impl.executions.isa.assembly import EXEC, Program
+from impl.executions.isa.assembly import EXEC, Program, read_lines
 from impl.executions.isa.encoding import Encoded
-from impl.executions.isa.lanes import compiled
+from impl.executions.isa.lanes import compiled, directory
 from impl.executions.isa.unsupported import UnsupportedInstruction
 
 Array = np.ndarray[Any, Any]
@@ -66,7 +68,9 @@ class MachineFault(Exception):
     file and line of the kernel, or empty.
     """
 
-    def __init__(self, kind: str, sentence: str, instruction: str, wave: int, lane: int, group: int, source: str) -> None:
+    def __init__(
+        self, kind: str, sentence: str, instruction: str, wave: int, lane: int, group: int, source: str
+    ) -> None:
         where = f"workgroup {group}, wave {wave}" + (f", lane {lane}" if lane >= 0 else "")
         super().__init__(f"{kind} in {instruction!r}{f' ({source})' if source else ''}, {where}: {sentence}")
         self.kind = kind
@@ -91,8 +95,25 @@ class Kernel:
 
 @functools.cache
 def _executor() -> tuple[Any, Any]:
+    warnings.filterwarnings("ignore", category=NumbaExperimentalFeatureWarning)
     module = compiled()
     return module.VECTORS, module.scalar
+
+
+@functools.cache
+def warm() -> None:
+    """Compiles the executor, or loads what was compiled before; of several processes one compiles and the others wait."""
+    with (directory() / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        kernel = prepare(read_lines("gfx942", "s_nop 0"))
+        state = State(1, 4, 4, kernel.encoded.grain)
+        nothing = (
+            np.zeros((1, 0, 64), np.uint32),
+            np.zeros(132, np.uint32),
+            np.zeros(132, np.uint32),
+            np.full(3, -1, np.int64),
+        )
+        _run(kernel, state, [], (1, 1, 1), *nothing)
 
 
 def prepare(program: Program) -> Kernel:
@@ -133,12 +154,34 @@ def run(
     limit: int = DEFAULT_LIMIT,
     watch_writers: bool = True,
     started: bool = False,
+    strict: bool = False,
 ) -> int:
     """Runs a grid of workgroups over memory; the number of wave-instructions.
 
     regions: (first address, address behind the last byte) of everything that may be touched, apart from one another.
-    started: the state holds the first workgroup's registers already.
+    started: the state holds the first workgroup's registers already. strict: reading what was never written is a fault in
+    itself, not only where it decides something; compilers do read such registers, so that it is a question to ask.
     """
+    warm()
+    return _run(
+        kernel, state, regions, grid, first_v, first_s, first_sk, group_at, limit, watch_writers, started, strict
+    )
+
+
+def _run(
+    kernel: Kernel,
+    state: State,
+    regions: Sequence[tuple[int, int]],
+    grid: tuple[int, int, int],
+    first_v: Array,
+    first_s: Array,
+    first_sk: Array,
+    group_at: Array,
+    limit: int = DEFAULT_LIMIT,
+    watch_writers: bool = True,
+    started: bool = False,
+    strict: bool = False,
+) -> int:
     rows = kernel.encoded.rows
     ordered = sorted(regions) or [(0, 0)]
     low = np.array([start for start, _ in ordered], np.int64)
@@ -153,12 +196,14 @@ def run(
     numbers[core.INSTRUCTION_LIMIT], numbers[core.FREE_PAGE] = limit, 1
     numbers[core.STARTED], numbers[core.EPOCH] = int(started), int(started)
     numbers[core.GRAIN], numbers[core.WATCH_WRITERS] = kernel.encoded.grain, int(watch_writers)
-    numbers[core.STRICT] = int(os.environ.get('STRICT','0'))
+    numbers[core.STRICT] = int(strict)
     buffers = np.zeros((7, 256), np.uint32)
     addresses = np.array([buffers[place].ctypes.data for place in range(7)], np.int64)
     scalars = np.zeros(8, np.uint64)
     table = kernel.encoded.matrices
-    blocks, m, n, k = (max(1, int(table[:, column].max())) for column in (encoding.BLOCKS, encoding.M, encoding.N, encoding.K))
+    blocks, m, n, k = (
+        max(1, int(table[:, column].max())) for column in (encoding.BLOCKS, encoding.M, encoding.N, encoding.K)
+    )
     left, right = np.zeros((blocks, m, k)), np.zeros((blocks, n, k))
     known_left, known_right = np.zeros((blocks, m), np.bool_), np.zeros((blocks, n), np.bool_)
     addend, addend_known = np.zeros((32, 64), np.uint32), np.zeros(32, np.uint64)
@@ -190,7 +235,12 @@ def mode_of(arch: str) -> int:
 
 def resume(kernel: Kernel, state: State, regions: Sequence[tuple[int, int]]) -> int:
     """Runs one workgroup whose registers are set by hand."""
-    nothing = np.zeros((1, 0, 64), np.uint32), np.zeros(132, np.uint32), np.zeros(132, np.uint32), np.full(3, -1, np.int64)
+    nothing = (
+        np.zeros((1, 0, 64), np.uint32),
+        np.zeros(132, np.uint32),
+        np.zeros(132, np.uint32),
+        np.full(3, -1, np.int64),
+    )
     return run(kernel, state, regions, (1, 1, 1), *nothing, started=True)
 
 
@@ -273,7 +323,9 @@ _FORMATS = {"i1": "<B", "u1": "<B", "i8": "<b", "u8": "<B", "i16": "<h", "u16": 
             "u64": "<Q", "fp16": "<e", "fp32": "<f", "f32": "<f", "fp64": "<d"}  # fmt: skip
 
 
-def _arguments(program: Program, arguments: Sequence[tuple[str, int | float]], grid: tuple[int, int, int], waves: int) -> Array:
+def _arguments(
+    program: Program, arguments: Sequence[tuple[str, int | float]], grid: tuple[int, int, int], waves: int
+) -> Array:
     """The argument segment: the kernel's own arguments in order, then what the compiler's hidden ones ask for."""
     data = bytearray()
     for kind, value in arguments:
@@ -285,10 +337,17 @@ def _arguments(program: Program, arguments: Sequence[tuple[str, int | float]], g
         data += struct.pack(form, _wrapped(form, value))
     data += bytes(max(program.argument_bytes, program.directive("kernarg_size"), len(data)) + 64 - len(data))
     hidden = {f"hidden_block_count_{axis}": count for axis, count in zip("xyz", grid, strict=True)}
-    hidden |= {"hidden_group_size_x": 64 * waves, "hidden_group_size_y": 1, "hidden_group_size_z": 1, "hidden_grid_dims": 3}
+    hidden |= {
+        "hidden_group_size_x": 64 * waves,
+        "hidden_group_size_y": 1,
+        "hidden_group_size_z": 1,
+        "hidden_grid_dims": 3,
+    }
     for argument in program.arguments:
         if argument.kind in hidden:
-            data[argument.offset : argument.offset + argument.size] = hidden[argument.kind].to_bytes(argument.size, "little")
+            data[argument.offset : argument.offset + argument.size] = hidden[argument.kind].to_bytes(
+                argument.size, "little"
+            )
     return np.frombuffer(bytes(data), np.uint8).copy()
 
 

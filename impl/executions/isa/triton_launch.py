@@ -1,0 +1,160 @@
+"""Triton kernels whose launches run as AMD machine code on this CPU, under host wrappers that know nothing of it.
+
+`install` replaces what a launch does in this process, once and for good: the kernel is compiled for the architecture (no GPU is
+needed for that), its assembly is executed on the tensors' own memory, and every fault ends the launch with
+`impl.executions.isa.machine.MachineFault`. An autotuner takes its first configuration: nothing here can be timed.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import importlib.util
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from impl.executions.isa.unsupported import UnsupportedInstruction
+from impl.sources.execution import execute_as
+
+ARCHITECTURES = ("gfx942", "gfx950")
+
+_installed: str | None = None
+executed = 0
+"""Wave-instructions that this process has executed."""
+
+
+def installed() -> str | None:
+    """The architecture as which this process runs Triton kernels, or None."""
+    return _installed
+
+
+def unsupported(arch: str) -> list[str]:
+    """Every reason why kernels cannot be executed as machine code here; empty if `install` will do or has done."""
+    reasons = []
+    if arch not in ARCHITECTURES:
+        reasons.append(f"{arch}: machine code is executed of {' and '.join(ARCHITECTURES)}")
+    if importlib.util.find_spec("numba") is None:
+        reasons.append("numba is not installed: the executor of machine code needs it (the extra `isa`)")
+    if importlib.util.find_spec("triton") is None:
+        reasons.append("triton is not installed")
+        return reasons
+    if os.environ.get("TRITON_INTERPRET") == "1":
+        reasons.append("TRITON_INTERPRET=1: kernels are decorated for the interpreter, not for the compiler")
+    if _installed is not None and arch != _installed:
+        reasons.append(f"this process executes {_installed} already")
+    if not reasons and not _has_backend():
+        reasons.append("this triton has no AMD backend")
+    return reasons
+
+
+@functools.cache
+def _has_backend() -> bool:
+    # Looked for, not imported: whoever only asks what is possible here needs no kernel language.
+    found = importlib.util.find_spec("triton")
+    places = (found.submodule_search_locations or ()) if found is not None else ()
+    return any(Path(place, "backends", "amd").is_dir() for place in places)
+
+
+def install(arch: str) -> None:
+    """Let every launch of this process run as `arch` machine code. Raises RuntimeError with every reason of `unsupported`."""
+    global _installed
+    if _installed == arch:
+        return
+    reasons = unsupported(arch)
+    if reasons:
+        raise RuntimeError("; ".join(reasons))
+    jit = importlib.import_module("triton.runtime.jit")
+    gluon = importlib.import_module("triton.experimental.gluon._runtime")
+    tuner = importlib.import_module("triton.runtime.autotuner").Autotuner
+
+    def run(self: Any, *args: Any, grid: Any, warmup: bool = False, **keywords: Any) -> None:
+        del warmup
+        _launch(self, args, grid, keywords, arch)
+
+    def tuned(self: Any, *args: Any, **keywords: Any) -> Any:
+        self.nargs = dict(zip(self.arg_names, args, strict=False))
+        config = self.prune_configs(keywords)[0]
+        return self.fn.run(*args, **{**keywords, **config.all_kwargs()})
+
+    jit.JITFunction.run = run
+    gluon.GluonJITFunction.run = run
+    tuner.run = tuned
+    execute_as(f"isa:{arch}")
+    _installed = arch
+
+
+_prepared: dict[tuple[Any, ...], tuple[Any, Mapping[str, Any]]] = {}
+
+
+def _launch(function: Any, args: tuple[Any, ...], grid: Any, keywords: Mapping[str, Any], arch: str) -> None:
+    global executed
+    compiling = importlib.import_module("impl.executions.aot.compile")
+    machine = importlib.import_module("impl.executions.isa.machine")
+    launch, bound = compiling.bind_call(function, args, keywords, arch)
+    kernel, metadata = _kernel(launch)
+    values: list[tuple[str, int | float]] = []
+    regions: dict[int, int] = {}
+    for name, value in bound.items():
+        kind = launch.signature[name]
+        if kind == "constexpr":
+            continue
+        for part, written in _flattened(kind, value):
+            values.append((part, _passed(part, written, regions)))
+    sizes = grid(bound) if callable(grid) else grid
+    whole = tuple(int(size) for size in sizes) + (1,) * (3 - len(sizes))
+    executed += machine.launch(
+        kernel, values, _apart(regions), whole, int(metadata["num_warps"]), int(metadata["shared"])
+    )
+
+
+def _flattened(kind: Any, value: Any) -> list[tuple[str, Any]]:
+    if isinstance(kind, tuple):
+        return [
+            part
+            for inner, item in zip(kind, value, strict=True)
+            if inner != "constexpr"
+            for part in _flattened(inner, item)
+        ]
+    return [(str(kind), value)]
+
+
+def _passed(kind: str, value: Any, regions: dict[int, int]) -> int | float:
+    """An argument as the machine takes it; the storage of a tensor becomes memory that may be touched."""
+    if not kind.startswith("*"):
+        if kind.startswith(("tensordesc", "nvTmaDesc")):
+            raise UnsupportedInstruction(f"an argument of type {kind} is not modelled")
+        return value if isinstance(value, float) else int(value)
+    if value is None:
+        return 0
+    tensor = value if isinstance(value, torch.Tensor) else value.base
+    storage = tensor.untyped_storage()
+    if storage.nbytes():
+        regions[storage.data_ptr()] = max(regions.get(storage.data_ptr(), 0), storage.data_ptr() + storage.nbytes())
+    return int(value.data_ptr())
+
+
+def _apart(regions: Mapping[int, int]) -> list[tuple[int, int]]:
+    """Storages in the order of their addresses; those that share bytes become one."""
+    found: list[tuple[int, int]] = []
+    for start, end in sorted(regions.items()):
+        if found and start < found[-1][1]:
+            found[-1] = found[-1][0], max(found[-1][1], end)
+        else:
+            found.append((start, end))
+    return found
+
+
+def _kernel(launch: Any) -> tuple[Any, Mapping[str, Any]]:
+    """A launch's program, ready to run; compiled once on this machine, read once in this process."""
+    where = (launch.function, str(launch.signature), str(launch.constants), str(launch.attributes), str(launch.options))
+    if where not in _prepared:
+        cache = importlib.import_module("impl.executions.aot.cache")
+        assembly = importlib.import_module("impl.executions.isa.assembly")
+        machine = importlib.import_module("impl.executions.isa.machine")
+        compiled = cache.compiled(launch)
+        _prepared[where] = machine.prepare(assembly.read(compiled.assembly)), compiled.metadata
+    return _prepared[where]
