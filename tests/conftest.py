@@ -5,6 +5,7 @@ worker, since the workers share the cores.
 """
 
 import os
+import re
 import sys
 
 os.environ.setdefault("TRITON_INTERPRET", "1")
@@ -18,6 +19,8 @@ from typing import Any
 import pytest
 
 TREE = os.environ.get("MLA_ORACLE_VLLM")
+# An op among a test's parameters, alone or with the name of an implementation.
+_OP = re.compile(r"\[([a-z0-9_]+\.[a-z0-9_]+)[]/]")
 _NO_TREE = pytest.mark.skip(reason="MLA_ORACLE_VLLM names no vLLM source tree")
 
 
@@ -26,6 +29,31 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if TREE is None and item.get_closest_marker("vllm"):
             item.add_marker(_NO_TREE)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """With `-n`, tests that share what is costly to make go to one worker, and those of the most begin."""
+    if config.getoption("dist") != "load":
+        return None
+    scheduling = importlib.import_module("xdist.scheduler").LoadScopeScheduling
+
+    class Sharing(scheduling):  # type: ignore[misc, valid-type]
+        def _split_scope(self, nodeid: str) -> str:
+            return shared_by(nodeid)
+
+    return Sharing(config, log)
+
+
+def shared_by(nodeid: str) -> str:
+    """What is made once for a test and others: an op's cases, the browser's pages, an installation; else the test."""
+    file, _, test = nodeid.partition("::")
+    if "/contract/" in file:
+        op = _OP.search(test)
+        return op[1] if op else nodeid
+    if "/packaging/" in file:
+        return "packaging"
+    return file if file.endswith("test_html_browser.py") else nodeid
 
 
 @pytest.fixture(autouse=True)

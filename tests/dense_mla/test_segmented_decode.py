@@ -38,7 +38,7 @@ from impl.implementation import Impl
 from impl.sources import settings as sources
 from oracle.dense_mla import segmented_decode as oracle
 from oracle.dense_mla.segmented_decode_call import query_of
-from oracle.dense_mla.segmented_decode_faults import HONEST, MUTANTS
+from oracle.dense_mla.segmented_decode_faults import HONEST
 from reports.execute import needs_interpreter
 
 VLLM, AITER = os.environ.get("MLA_ORACLE_VLLM"), os.environ.get("MLA_ORACLE_AITER")
@@ -259,35 +259,6 @@ def test_last_roundings_beside_a_key_with_nearly_all_the_weight_are_no_bias() ->
     assert [str(check) for check in checks if not check.passed] == []
 
 
-KILLERS = (
-    BASE.varied(rows=4, heads=17, lengths="mixed", slack="nan", layout="padded"),
-    BASE.varied(rows=4, length=128, pages="shared", slack="loud", values="last"),
-    BASE.varied(
-        cache="float8_e4m3fn", query="codes", cache_scale="odd", query_scale="odd", layout="padded", length=130
-    ),
-    BASE.varied(cache="float8_e4m3fnuz", values="wide", length=300, cache_scale="large"),
-    BASE.varied(length=300, lengths="random", heads=16, rows=4),
-    BASE.varied(values="uniform_exact", length=128),
-    BASE.varied(length=300, heads=16, rows=4, rank=512, rope=64, lengths="full", tile=128),
-    BASE.varied(length=300, heads=16, rows=4, output="float16", values="wide"),
-    BASE.varied(length=64, heads=16, rows=4, rank=512, rope=64, lengths="full"),
-    BASE.varied(length=128, lengths="full", values="wide", cache="float8_e4m3fn", heads=16),
-    BASE.varied(rows=1, heads=1, tile=128, length=1100, lengths="full", values="last"),
-    *(parse(text) for text in REGRESSIONS[-3:]),
-)
-
-
-def test_every_mutant_is_caught_by_one_of_a_few_calls() -> None:
-    alive = {mutant.name: mutant for mutant in MUTANTS}
-    for case in KILLERS:
-        inputs = build(case)
-        for name, mutant in list(alive.items()):
-            wrong = mutant.answer(inputs)
-            if wrong is not None and not all(c.passed for c in oracle.judge(inputs, wrong, HONEST[0].declared(inputs))):
-                del alive[name]
-    assert sorted(alive) == []
-
-
 # What is no call.
 
 REFUSED: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
@@ -331,8 +302,8 @@ def judged(impl: Impl, case: SegmentedCase) -> list[str]:
 
 
 @pytest.mark.parametrize("name", ["ours-triton", "torch-gathered"])
-@pytest.mark.parametrize("text", REGRESSIONS, ids=lambda text: text[27:90])
-def test_regressions_pass(name: str, text: str) -> None:
+@pytest.mark.parametrize("text", [text for text in REGRESSIONS if heavy(parse(text))], ids=lambda text: text[27:90])
+def test_heavy_regressions_pass(name: str, text: str) -> None:
     assert judged(NAMED[name], parse(text)) == []
 
 

