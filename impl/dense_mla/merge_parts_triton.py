@@ -69,8 +69,11 @@ def run(inputs: Inputs) -> Outputs:
     count, rows, heads, lanes = parts.shape
     merged = torch.empty((rows, heads), dtype=torch.float32, device=parts.device)
     if rows:
+        # Few lanes are held by several threads at once. Their sums agree to the bit only if every product is rounded before
+        # it is added: contracted, each thread would round its own product and not its partner's.
         _merge[(rows, heads)](
             parts, *parts.stride()[:3], lse, *lse.stride(), out, *out.stride()[:2], merged, count, lanes,
             ALL=triton.next_power_of_2(count), TILE=_TILE, LANES=triton.next_power_of_2(lanes), num_warps=4,
+            enable_fp_fusion=False,
         )  # fmt: skip
     return Outputs(out, merged)

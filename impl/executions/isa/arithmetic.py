@@ -183,8 +183,10 @@ def join(low, high):
 
 @njit
 def signed_carry(product, c):
+    """Bit 64 of the sum of two signed 64-bit numbers: its sign."""
     total = product + c
-    return 1 if ((product ^ total) & (c ^ total)) < 0 else 0
+    overflowed = ((product ^ total) & (c ^ total)) < 0
+    return 1 if (total < 0) != overflowed else 0
 
 
 @njit
@@ -229,6 +231,14 @@ def by_table(a, b, c, table):
         if (table >> index) & 1:
             found |= (a if index & 4 else ~a) & (b if index & 2 else ~b) & (c if index & 1 else ~c)
     return found
+
+
+@njit
+def dot_bytes(a, b, c):
+    """The sum of the products of four signed bytes each, and c."""
+    for byte in range(4):
+        c += extend(a >> (8 * byte), 8) * extend(b >> (8 * byte), 8)
+    return c
 
 
 @njit
@@ -279,6 +289,26 @@ def reciprocal(a):
 
 
 @njit
+def logarithm64(a):
+    """Base 2."""
+    if a != a:
+        return a
+    if a < 0:
+        return math.nan
+    return math.log2(a) if a != 0 else -math.inf
+
+
+@njit
+def reciprocal64(a):
+    return 1.0 / a if a != 0 else math.copysign(math.inf, a)
+
+
+@njit
+def root64(a):
+    return math.sqrt(a) if a >= 0 or a != a else math.nan
+
+
+@njit
 def reciprocal_root(a):
     if a == 0:
         return f32(math.copysign(math.inf, f64(a)))
@@ -300,7 +330,7 @@ def cosine(a):
 @njit
 def truncate32(a):
     if not abs(a) < f32(8388608.0):
-        return a
+        return quiet(a)
     return f32(math.copysign(f64(i64(a)), f64(a)))
 
 
@@ -308,6 +338,13 @@ def truncate32(a):
 def floor32(a):
     whole = truncate32(a)
     return whole - f32(1.0) if whole > a else whole
+
+
+@njit
+def truncate64(a):
+    if not abs(a) < 4503599627370496.0:
+        return a
+    return math.copysign(f64(i64(a)), a)
 
 
 @njit
@@ -322,7 +359,7 @@ def floor64(a):
 def nearest32(a):
     """The nearest whole number, the even one of two."""
     if not abs(a) < f32(8388608.0):
-        return a
+        return quiet(a)
     sign = f32(math.copysign(8388608.0, f64(a)))
     return f32(math.copysign(f64((a + sign) - sign), f64(a)))
 
@@ -351,12 +388,34 @@ def is_signaling(a):
 
 
 @njit
+def number_of(a, b):
+    """What IEEE mode makes of two values of which one is NaN at least."""
+    if is_signaling(a):
+        return quieted(a)
+    if is_signaling(b):
+        return quieted(b)
+    return b if a != a else a
+
+
+@njit
+def number_of64(a, b):
+    for value in (a, b):
+        if value != value and (bits_of_f64(value) & u64(1 << 51)) == u64(0):
+            return f64_of(bits_of_f64(value) | u64(1 << 51))
+    return b if a != a else a
+
+
+@njit
+def quiet(a):
+    """A signaling NaN made quiet; everything else as it is."""
+    return quieted(a) if a != a else a
+
+
+@njit
 def larger(a, b):
-    """maxNum of IEEE mode: the number of a number and a quiet NaN, NaN of a signaling one, +0 above -0."""
-    if a != a:
-        return a if b != b else b
-    if b != b:
-        return a
+    """maxNum of IEEE mode: the number of a number and a quiet NaN, a signaling one made quiet, +0 above -0."""
+    if a != a or b != b:
+        return number_of(a, b)
     if a == b:
         return a if math.copysign(1.0, f64(a)) > 0 else b
     return a if a > b else b
@@ -364,12 +423,29 @@ def larger(a, b):
 
 @njit
 def smaller(a, b):
-    if a != a:
-        return a if b != b else b
-    if b != b:
-        return a
+    """minNum of IEEE mode, -0 below +0."""
+    if a != a or b != b:
+        return number_of(a, b)
     if a == b:
         return a if math.copysign(1.0, f64(a)) < 0 else b
+    return a if a < b else b
+
+
+@njit
+def larger64(a, b):
+    if a != a or b != b:
+        return number_of64(a, b)
+    if a == b:
+        return a if math.copysign(1.0, a) > 0 else b
+    return a if a > b else b
+
+
+@njit
+def smaller64(a, b):
+    if a != a or b != b:
+        return number_of64(a, b)
+    if a == b:
+        return a if math.copysign(1.0, a) < 0 else b
     return a if a < b else b
 
 
@@ -377,18 +453,18 @@ def smaller(a, b):
 def maximum(a, b):
     """NaN of any NaN."""
     if a != a:
-        return a
+        return quieted(a)
     if b != b:
-        return b
+        return quieted(b)
     return larger(a, b)
 
 
 @njit
 def minimum(a, b):
     if a != a:
-        return a
+        return quieted(a)
     if b != b:
-        return b
+        return quieted(b)
     return smaller(a, b)
 
 
@@ -418,7 +494,27 @@ def scale64(a, power):
 
 @njit
 def scale32(a, power):
-    return f32(scale64(f64(a), power))
+    return f32(scale64(f64(a), power)) if a == a else quieted(a)
+
+
+@njit
+def odd_sum(a, b):
+    """a + b in binary64, rounded to odd: rounding it once more, to fewer bits, is rounding the sum itself."""
+    total = a + b
+    if not math.isfinite(total):
+        return total
+    rest = total - a
+    error = (a - (total - rest)) + (b - rest)
+    bits = bits_of_f64(total)
+    if error == 0 or bits & u64(1):
+        return total
+    return f64_of(bits + u64(1) if (error > 0) == (total > 0) else bits - u64(1))
+
+
+@njit
+def scaled_fma(a, b, c, power):
+    """(a * b + c) * 2^power, rounded once."""
+    return f32(scale64(odd_sum(f64(a) * f64(b), f64(c)), power))
 
 
 @njit
@@ -432,7 +528,7 @@ def exponent(a):
 @njit
 def mantissa(a):
     if a == 0 or not math.isfinite(a):
-        return a
+        return quiet(a)
     return f32(math.frexp(f64(a))[0])
 
 
@@ -467,7 +563,8 @@ def scaled(a, denominator, numerator):
     tiny_reciprocal = _is_subnormal(1.0 / f64(denominator))
     tiny_quotient = _is_subnormal(f64(numerator) / f64(denominator))
     if tiny_reciprocal and tiny_quotient:
-        return scale32(a, 64) if same_as_denominator else a
+        # The published text scales up here, with which the quotient of two such numbers would come out wrong.
+        return scale32(a, -64) if same_as_denominator else a
     if tiny_reciprocal:
         return scale32(a, -64)
     if tiny_quotient:
@@ -491,6 +588,10 @@ def fix_quotient(quotient, denominator, numerator):
         return f32_of(sign | 0x7F800000)
     if math.isinf(denominator) or numerator == 0:
         return f32_of(sign)
+    if exponent_bits(numerator) - exponent_bits(denominator) < -150:
+        return f32_of(sign)
+    if quotient != quotient:
+        return f32_of(sign | 0x7F800000)
     return f32_of((bits_of_f32(quotient) & 0x7FFFFFFF) | sign)
 
 

@@ -11,6 +11,7 @@ result used before its wait, two waves that meet in LDS without a barrier, two w
 from __future__ import annotations
 
 import math
+from typing import NamedTuple
 
 import numpy as np
 from llvmlite import ir
@@ -20,6 +21,7 @@ from numba.extending import intrinsic
 from impl.executions.isa import encoding as row
 from impl.executions.isa.arithmetic import (
     MODE_FP16_OVERFLOW,
+    Array,
     bits_of_f32,
     bits_of_f64,
     f32,
@@ -72,6 +74,82 @@ _SGPRS = 132
 
 _BUFFERS = 13
 _A, _B, _C, _E, _M, _K, _R = range(7)
+
+
+class Code(NamedTuple):
+    """A program: its rows, the constants that they name, the shapes of its matrix instructions."""
+
+    rows: Array
+    literals: Array
+    matrices: Array
+
+
+class Waves(NamedTuple):
+    """All registers of a workgroup, by wave: `w` numbers of the wave's own, `v` vector registers, `s` scalar ones.
+
+    vk: the lanes of each vector register that were ever written; sk: the bits of each scalar one. vm, vl, sl: the number
+    of the load into a register that is or was in flight, by its counter.
+    """
+
+    w: Array
+    v: Array
+    vk: Array
+    vm: Array
+    vl: Array
+    s: Array
+    sk: Array
+    sl: Array
+
+
+class Shared(NamedTuple):
+    """LDS: its bytes, which of them were ever written, and who touched them since the last barrier."""
+
+    content: Array
+    known: Array
+    watch: Array
+
+
+class Private(NamedTuple):
+    """Scratch of every lane of every wave, and which of its bytes were ever written."""
+
+    content: Array
+    known: Array
+
+
+class Memory(NamedTuple):
+    """What may be touched: first and last addresses in order, and which workgroup wrote what, page by page."""
+
+    low: Array
+    high: Array
+    page_base: Array
+    page_of: Array
+    pages: Array
+
+
+class Work(NamedTuple):
+    """Room for what an instruction holds in between."""
+
+    buffers: Array
+    addresses: Array
+    numbers: Array
+    numbers_at: int
+    left: Array
+    right: Array
+    known_left: Array
+    known_right: Array
+    addend: Array
+    addend_known: Array
+    small: Array
+
+
+class Start(NamedTuple):
+    """The first registers of every wave, where the workgroup's own numbers go, and MODE."""
+
+    v: Array
+    s: Array
+    sk: Array
+    group_at: Array
+    mode: int
 
 
 @intrinsic
@@ -273,10 +351,14 @@ def across(r, buffer, words, execute):
 def known_of(r, place, vk, sk, execute, low_only):
     """The lanes of a vector instruction's source that were ever written, DPP applied; of its low word only if asked."""
     code, words = r[row.SRC0 + place], 1 if low_only else r[row.WORDS0 + place]
+    if r[row.LANES] == 128 and r[row.FLAGS] == 32:
+        # Packed: each result has a register of its own to read.
+        chosen = ((r[row.OP_SEL] if low_only else r[row.OP_SEL_HI]) >> place) & 1
+        if code < row.SCALAR_BASE:
+            return vk[code + chosen]
+        if code < row.LITERAL_BASE:
+            return _ALL if sk[code - row.SCALAR_BASE + chosen] == u32(0xFFFFFFFF) else u64(0)
     if code < row.SCALAR_BASE:
-        if r[row.LANES] == 128 and r[row.FLAGS] == 32:
-            # Packed: each result has a register of its own to read.
-            return vk[code + (((r[row.OP_SEL] if low_only else r[row.OP_SEL_HI]) >> place) & 1)]
         known = vk[code]
         for word in range(1, words):
             known &= vk[code + word]
@@ -295,6 +377,17 @@ def known_of(r, place, vk, sk, execute, low_only):
 @njit
 def source_unready(r, place, w, vm, vl, sl):
     code, words = r[row.SRC0 + place], r[row.WORDS0 + place]
+    if r[row.LANES] == 128 and r[row.FLAGS] == 32 and code < row.LITERAL_BASE:
+        # Packed: what no result chooses is not read.
+        for chosen in range(2):
+            read = (r[row.OP_SEL] >> place) & 1 == chosen or (r[row.OP_SEL_HI] >> place) & 1 == chosen
+            if read and (
+                unready(w, code + chosen, vm, vl)
+                if code < row.SCALAR_BASE
+                else sl[code - row.SCALAR_BASE + chosen] > w[LGKM_DONE]
+            ):
+                return True
+        return False
     if code >= row.SCALAR_BASE:
         return scalar_unready(code, words, sl, w)
     for word in range(words):
@@ -617,11 +710,38 @@ def matrix(r, m, v, vk, s, w, literals, left, right, known_left, known_right, ad
     rows, columns, depth, blocks = m[row.M], m[row.N], m[row.K], m[row.BLOCKS]
     per_lane, results, output, mode = m[row.GROUP], m[row.WORDS_D], m[row.OUTPUT], w[MODE]
     d, a, b, c = r[row.DST], r[row.SRC0], r[row.SRC1], r[row.SRC2]
+    eight_left, eight_right = 4 <= m[row.TYPE_A] <= 5, 4 <= m[row.TYPE_B] <= 5
     split = m[row.SPLIT] != 0
-    read_operand(v, vk, a, m[row.WORDS_A], m[row.TYPE_A], per_lane, rows, blocks, depth, split and 4 <= m[row.TYPE_A] <= 5, mode, left,
-                 known_left)  # fmt: skip
-    read_operand(v, vk, b, m[row.WORDS_B], m[row.TYPE_B], per_lane, columns, blocks, depth, split and 4 <= m[row.TYPE_B] <= 5, mode,
-                 right, known_right)  # fmt: skip
+    read_operand(
+        v,
+        vk,
+        a,
+        m[row.WORDS_A],
+        m[row.TYPE_A],
+        per_lane,
+        rows,
+        blocks,
+        depth,
+        split and eight_left,
+        mode,
+        left,
+        known_left,
+    )
+    read_operand(
+        v,
+        vk,
+        b,
+        m[row.WORDS_B],
+        m[row.TYPE_B],
+        per_lane,
+        columns,
+        blocks,
+        depth,
+        split and eight_right,
+        mode,
+        right,
+        known_right,
+    )
     if m[row.SCALED]:
         apply_scales(r, 0, v, s, w, literals, rows, depth, left)
         apply_scales(r, 1, v, s, w, literals, columns, depth, right)
@@ -915,9 +1035,11 @@ def loads_over(w, marks, done, register, count):
 
 
 @njit
-def step_memory(r, w, v, vk, vm, vl, s, sk, literals, wave, regions_low, regions_high, page_base, page_of, pages, run,
-                lds, lds_known, watch, w_all, small):  # fmt: skip
+def step_memory(r, wave, own, literals, shared, memory, run, w_all, small):
     """A buffer, global or flat access of all lanes that execute."""
+    w, v, vk, vm, vl, s, sk, _ = own
+    lds, lds_known, watch = shared
+    regions_low, regions_high, page_base, page_of, pages = memory
     execute = scalar64(s, 126)
     flags, size, pc = r[row.FLAGS], r[row.SIZE], w[PC] - 1
     is_buffer = r[row.KIND] == Kind.BUFFER
@@ -954,11 +1076,6 @@ def step_memory(r, w, v, vk, vm, vl, s, sk, literals, wave, regions_low, regions
     ):
         return fault(run, MISSING_WAIT, pc, wave, -1, 0, register)
     if store or atomic:
-        for word in range(data_words):
-            if (vk[register + word] & execute) != execute:
-                return fault(
-                    run, UNKNOWN_STORED, pc, wave, first_lane(execute & ~vk[register + word]), 0, register + word
-                )
         if pages.shape[0] - run[FREE_PAGE] < 160:
             return GROW
     w[VM_ISSUED] += 1
@@ -993,6 +1110,11 @@ def step_memory(r, w, v, vk, vm, vl, s, sk, literals, wave, regions_low, regions
             if region < 0:
                 kind = OUTSIDE_STORE if store else OUTSIDE_ATOMIC if atomic else OUTSIDE_LOAD
                 return fault(run, kind, pc, wave, lane, address, touched)
+        if touched and (store or atomic):
+            # Lanes whose store goes nowhere may hold anything.
+            for word in range(data_words):
+                if not lane_bit(vk[register + word], lane):
+                    return fault(run, UNKNOWN_STORED, pc, wave, lane, address, register + word)
         if store:
             if touched and whole:
                 if run[WATCH_WRITERS]:
@@ -1091,8 +1213,10 @@ def step_scratch(r, w, v, vk, vm, vl, s, wave, scratch, scratch_known, run):
 
 
 @njit
-def step_lds(r, w, v, vk, vm, vl, s, wave, lds, lds_known, watch, w_all, run, small):
+def step_lds(r, wave, registers, shared, w_all, run, small):
     """Reads, writes and atomics of the workgroup's shared memory."""
+    w, v, vk, vm, vl, s, _, _ = registers
+    lds, lds_known, watch = shared
     execute = scalar64(s, 126)
     flags, size, pc = r[row.FLAGS], r[row.SIZE], w[PC] - 1
     own, register, words = r[row.SRC0], r[row.DST], max(1, size // 4)
@@ -1327,12 +1451,22 @@ def step_lane(r, w, v, vk, vm, vl, s, sk, sl, wave, run, literals):
 
 
 @njit
-def run_wave(wave, rows, literals, matrices, w_all, v_all, vk_all, vm_all, vl_all, s_all, sk_all, sl_all, lds, lds_known, watch,
-             scratch_all, scratch_known_all, regions_low, regions_high, page_base, page_of, pages, run, buffers, addresses,
-             numbers, numbers_at, left, right, known_left, known_right, addend, addend_known, small, vectors, scalar):  # fmt: skip
+def run_wave(wave, code, waves, shared, private, memory, run, work, vectors, scalar):
     """Runs one wave until its barrier, its end or a fault."""
-    w, v, vk, vm, vl = w_all[wave], v_all[wave], vk_all[wave], vm_all[wave], vl_all[wave]
-    s, sk, sl = s_all[wave], sk_all[wave], sl_all[wave]
+    w_all = waves.w
+    own = Waves(
+        w_all[wave],
+        waves.v[wave],
+        waves.vk[wave],
+        waves.vm[wave],
+        waves.vl[wave],
+        waves.s[wave],
+        waves.sk[wave],
+        waves.sl[wave],
+    )
+    w, v, vk, vm, vl, s, sk, sl = own
+    rows, literals, matrices = code
+    buffers, addresses, numbers, numbers_at, left, right, known_left, known_right, addend, addend_known, small = work
     count = rows.shape[0]
     while True:
         pc = w[PC]
@@ -1379,10 +1513,9 @@ def run_wave(wave, rows, literals, matrices, w_all, v_all, vk_all, vm_all, vl_al
                 if w[LGKM_ISSUED] - r[row.IMMEDIATE] > w[LGKM_DONE]:
                     w[LGKM_DONE] = w[LGKM_ISSUED] - r[row.IMMEDIATE]
         elif kind == Kind.BUFFER or kind == Kind.GLOBAL:
-            ends = step_memory(r, w, v, vk, vm, vl, s, sk, literals, wave, regions_low, regions_high, page_base, page_of,
-                               pages, run, lds, lds_known, watch, w_all, small)  # fmt: skip
+            ends = step_memory(r, wave, own, literals, shared, memory, run, w_all, small)
         elif kind == Kind.LDS:
-            ends = step_lds(r, w, v, vk, vm, vl, s, wave, lds, lds_known, watch, w_all, run, small)
+            ends = step_lds(r, wave, own, shared, w_all, run, small)
         elif kind == Kind.MATRIX:
             m = matrices[r[row.MATRIX_ROW]]
             if not check_registers(w, vm, vl, r[row.SRC0], m[row.WORDS_A]):
@@ -1407,9 +1540,9 @@ def run_wave(wave, rows, literals, matrices, w_all, v_all, vk_all, vm_all, vl_al
                             return fault(run, UNKNOWN_READ, pc, wave, first_lane(~vk[base + word]), 0, base + word)
             matrix(r, m, v, vk, s, w, literals, left, right, known_left, known_right, addend, addend_known)
         elif kind == Kind.SCALAR_LOAD:
-            ends = step_scalar_load(r, w, s, sk, sl, wave, regions_low, regions_high, run)
+            ends = step_scalar_load(r, w, s, sk, sl, wave, memory.low, memory.high, run)
         elif kind == Kind.SCRATCH:
-            ends = step_scratch(r, w, v, vk, vm, vl, s, wave, scratch_all[wave], scratch_known_all[wave], run)
+            ends = step_scratch(r, w, v, vk, vm, vl, s, wave, private.content[wave], private.known[wave], run)
         elif kind <= Kind.WRITE_LANE:
             ends = step_lane(r, w, v, vk, vm, vl, s, sk, sl, wave, run, literals)
         elif kind == Kind.LDS_PERMUTE:
@@ -1447,30 +1580,24 @@ def run_wave(wave, rows, literals, matrices, w_all, v_all, vk_all, vm_all, vl_al
 
 
 @njit(cache=True)
-def run_launch(rows, literals, matrices, w_all, v_all, vk_all, vm_all, vl_all, s_all, sk_all, sl_all, lds, lds_known, watch,
-               scratch_all, scratch_known_all, regions_low, regions_high, page_base, page_of, pages, run, buffers, addresses,
-               numbers, numbers_at, left, right, known_left, known_right, addend, addend_known, small, vectors, scalar, first_v, first_s, first_sk, group_at, mode):  # fmt: skip
+def run_launch(code, waves, shared, private, memory, run, work, vectors, scalar, start):
     """Every workgroup of a launch, in order. May end with GROW and be called again, and goes on where it was."""
-    waves = w_all.shape[0]
+    count = waves.w.shape[0]
     while run[GROUP] < run[LAST_GROUP]:
         if run[STARTED] == 0:
-            start_group(w_all, v_all, vk_all, vm_all, vl_all, s_all, sk_all, sl_all, lds, lds_known, watch, scratch_known_all, run,
-                        first_v, first_s, first_sk, group_at, mode)  # fmt: skip
+            start_group(waves, shared, private, run, start)
             run[STARTED] = 1
         going = True
         while going:
-            for wave in range(waves):
-                if w_all[wave, STATUS] == RUNNING:
-                    ends = run_wave(wave, rows, literals, matrices, w_all, v_all, vk_all, vm_all, vl_all, s_all, sk_all, sl_all,
-                                    lds, lds_known, watch, scratch_all, scratch_known_all, regions_low, regions_high, page_base,
-                                    page_of, pages, run, buffers, addresses, numbers, numbers_at, left, right, known_left, known_right, addend, addend_known, small, vectors,
-                                    scalar)  # fmt: skip
+            for wave in range(count):
+                if waves.w[wave, STATUS] == RUNNING:
+                    ends = run_wave(wave, code, waves, shared, private, memory, run, work, vectors, scalar)
                     if ends != DONE:
                         return ends
             going = False
-            for wave in range(waves):
-                if w_all[wave, STATUS] == AT_BARRIER:
-                    w_all[wave, STATUS] = RUNNING
+            for wave in range(count):
+                if waves.w[wave, STATUS] == AT_BARRIER:
+                    waves.w[wave, STATUS] = RUNNING
                     going = True
             run[EPOCH] += 1
         run[GROUP] += 1
@@ -1479,34 +1606,33 @@ def run_launch(rows, literals, matrices, w_all, v_all, vk_all, vm_all, vl_all, s
 
 
 @njit
-def start_group(w_all, v_all, vk_all, vm_all, vl_all, s_all, sk_all, sl_all, lds, lds_known, watch, scratch_known_all, run,
-                first_v, first_s, first_sk, group_at, mode):  # fmt: skip
+def start_group(waves, shared, private, run, start):
     """Registers as a workgroup finds them; nothing else is known."""
     group = run[GROUP]
     x = group % run[GROUPS_X]
     y = (group // run[GROUPS_X]) % run[GROUPS_Y]
     z = group // (run[GROUPS_X] * run[GROUPS_Y])
     run[EPOCH] += 1
-    lds_known[:] = 0
-    watch[0, :] = 0
-    watch[2, :] = 0
-    scratch_known_all[:] = 0
-    for wave in range(w_all.shape[0]):
-        w_all[wave, :] = 0
-        w_all[wave, SCC_KNOWN] = 1
-        w_all[wave, MODE] = mode
-        vk_all[wave, :] = u64(0)
-        vm_all[wave, :] = 0
-        vl_all[wave, :] = 0
-        sl_all[wave, :] = 0
-        s_all[wave, :] = first_s
-        sk_all[wave, :] = first_sk
-        for place in range(first_v.shape[1]):
-            v_all[wave, place, :] = first_v[wave, place]
-            vk_all[wave, place] = _ALL
+    shared.known[:] = 0
+    shared.watch[0, :] = 0
+    shared.watch[2, :] = 0
+    private.known[:] = 0
+    for wave in range(waves.w.shape[0]):
+        waves.w[wave, :] = 0
+        waves.w[wave, SCC_KNOWN] = 1
+        waves.w[wave, MODE] = start.mode
+        waves.vk[wave, :] = u64(0)
+        waves.vm[wave, :] = 0
+        waves.vl[wave, :] = 0
+        waves.sl[wave, :] = 0
+        waves.s[wave, :] = start.s
+        waves.sk[wave, :] = start.sk
+        for place in range(start.v.shape[1]):
+            waves.v[wave, place, :] = start.v[wave, place]
+            waves.vk[wave, place] = _ALL
         for axis in range(3):
-            if group_at[axis] >= 0:
-                s_all[wave, group_at[axis]] = u32(x if axis == 0 else y if axis == 1 else z)
-                sk_all[wave, group_at[axis]] = u32(0xFFFFFFFF)
-        put_scalar64(s_all[wave], 126, _ALL)
-        set_known_scalar(sk_all[wave], 126, 2, _ALL)
+            if start.group_at[axis] >= 0:
+                waves.s[wave, start.group_at[axis]] = u32(x if axis == 0 else y if axis == 1 else z)
+                waves.sk[wave, start.group_at[axis]] = u32(0xFFFFFFFF)
+        put_scalar64(waves.s[wave], 126, _ALL)
+        set_known_scalar(waves.sk[wave], 126, 2, _ALL)

@@ -82,8 +82,11 @@ ATOMICS = {name: number for number, name in enumerate((
 LDS_ATOMICS = {"add_u32": "add", "sub_u32": "sub", "min_i32": "smin", "max_i32": "smax", "min_u32": "umin", "max_u32": "umax",
                 "and_b32": "and", "or_b32": "or", "xor_b32": "xor", "add_f32": "add_f32", "inc_u32": "inc", "dec_u32": "dec",
                 "pk_add_f16": "pk_add_f16", "pk_add_bf16": "pk_add_bf16"}  # fmt: skip
+# How a value passes through the caches, which changes no value here.
+_CACHING = ("sc0", "sc1", "nt", "glc", "slc")
 _SIZES = {
-    "ubyte": 1, "sbyte": 1, "byte": 1, "ushort": 2, "sshort": 2, "short": 2, "dword": 4, "dwordx2": 8, "dwordx3": 12, "dwordx4": 16,
+    "ubyte": 1, "sbyte": 1, "byte": 1, "ushort": 2, "sshort": 2, "short": 2,
+    "dword": 4, "dwordx2": 8, "dwordx3": 12, "dwordx4": 16,
 }  # fmt: skip
 _LDS_SIZES = {"b8": 1, "u8": 1, "i8": 1, "b16": 2, "u16": 2, "i16": 2, "b32": 4, "b64": 8, "b96": 12, "b128": 16}
 
@@ -218,7 +221,7 @@ class _Encoder:
         for place, (letter, operand) in enumerate(zip(letters, operands, strict=False)):
             row[SRC0 + place] = self._source(at, operand, letter, meaning.packed)
             row[WORDS0 + place] = 2 if letter in "qld" or meaning.packed == 32 else 1
-            row[SIGNS] |= {"h": 1, "k": 1, "d": 2}.get(letter, 0) << (2 * place)
+            row[SIGNS] |= {"h": 1, "k": 1, "w": 1, "s": 1, "d": 2}.get(letter, 0) << (2 * place)
             row[NEGATE] |= int(operand.negative) << place
             row[ABSOLUTE] |= int(operand.absolute) << place
             if operand.sign_extended:
@@ -331,6 +334,7 @@ class _Encoder:
 
     def _scalar(self, row: Array, at: Instruction) -> None:
         name = at.mnemonic
+        self._known_modifiers(at)
         meaning = SCALAR.get(name) or SAVE_EXEC[name]
         row[KIND] = Kind.SAVE_EXEC if name in SAVE_EXEC else Kind.SCALAR
         row[OP] = self.scalars[name]
@@ -364,6 +368,7 @@ class _Encoder:
         found = re.fullmatch(r"s_(buffer_)?load_dword(?:x(2|4|8|16))?", at.mnemonic)
         if found is None:
             _refuse(at, f"{at.mnemonic} is not known")
+        self._known_modifiers(at, "glc", "offset")
         row[KIND] = Kind.SCALAR_LOAD
         row[SIZE] = int(found[2] or 1)
         row[FLAGS] = int(found[1] is not None)
@@ -459,12 +464,12 @@ class _Encoder:
 
     def _known_modifiers(self, at: Instruction, *names: str) -> None:
         for name in at.modifiers:
-            if name not in ("sc0", "sc1", "nt", "glc", "slc", "offset", *names):
+            if name not in names:
                 _refuse(at, f"the modifier {name!r} is not known on {at.mnemonic}")
 
     def _buffer(self, row: Array, at: Instruction) -> None:
         _, verb, kind = at.mnemonic.split("_", 2)
-        self._known_modifiers(at, "offen", "idxen", "lds")
+        self._known_modifiers(at, *_CACHING, "offset", "offen", "idxen", "lds")
         row[KIND] = Kind.BUFFER
         self._access(row, at, verb, kind)
         operands = list(at.operands)
@@ -486,7 +491,7 @@ class _Encoder:
 
     def _flat(self, row: Array, at: Instruction) -> None:
         space, verb, kind = at.mnemonic.split("_", 2)
-        self._known_modifiers(at)
+        self._known_modifiers(at, *_CACHING, "offset")
         row[KIND] = Kind.SCRATCH if space == "scratch" else Kind.GLOBAL
         self.scratch = self.scratch or space == "scratch"
         if space == "flat":
@@ -512,7 +517,7 @@ class _Encoder:
 
     def _lds(self, row: Array, at: Instruction) -> None:
         name = at.mnemonic
-        self._known_modifiers(at, "offset0", "offset1")
+        self._known_modifiers(at, "offset", "offset0", "offset1")
         if name in ("ds_bpermute_b32", "ds_permute_b32", "ds_swizzle_b32"):
             row[KIND] = Kind.LDS_PERMUTE
             row[OP] = ("ds_bpermute_b32", "ds_permute_b32", "ds_swizzle_b32").index(name)
@@ -524,12 +529,12 @@ class _Encoder:
             row[OFFSET] = at.modifiers.get("offset", 0)
             return
         row[KIND] = Kind.LDS
-        atomic = re.fullmatch(r"ds_(\w+?)(_rtn)?(_\w+)", name)
+        atomic = re.fullmatch(r"ds_(\w+?)(_rtn)?_([a-z]+\d+)", name)
         plain = re.fullmatch(r"ds_(read|write)(2)?(st64)?_(\w+?)(?:_(d16_hi|d16|tr_b\d+))?", name)
         if plain is not None and plain[4] in _LDS_SIZES:
             self._plain_lds(row, at, plain)
-        elif atomic is not None and atomic[1] + atomic[3] in LDS_ATOMICS:
-            row[OP] = ATOMICS[LDS_ATOMICS[atomic[1] + atomic[3]]]
+        elif atomic is not None and f"{atomic[1]}_{atomic[3]}" in LDS_ATOMICS:
+            row[OP] = ATOMICS[LDS_ATOMICS[f"{atomic[1]}_{atomic[3]}"]]
             row[SIZE], row[FLAGS] = 4, ATOMIC | (RETURNS if atomic[2] else 0)
             operands = list(at.operands)
             if atomic[2]:
@@ -641,8 +646,7 @@ def matrix_instructions() -> dict[str, frozenset[str]]:
     for kind, names in shapes.items():
         for shape in names.split():
             newer = kind == "f8f6f4" or (kind in ("f16", "bf16") and shape in ("32x32x16", "16x16x32"))
-            tail = "_1k" if kind == "bf16" and "b" in shape else ""
-            found[f"v_mfma_f32_{shape}_{kind}{tail}"] = CDNA4 if newer else CDNA3 if kind == "xf32" else BOTH
+            found[f"v_mfma_f32_{shape}_{kind}"] = CDNA4 if newer else CDNA3 if kind == "xf32" else BOTH
             if kind == "f8f6f4":
                 found[f"v_mfma_scale_f32_{shape}_{kind}"] = CDNA4
     for shape in ("16x16x32", "32x32x16"):

@@ -24,6 +24,8 @@ CHUNK = 32
 """Instructions of one compiled function: few enough that the compiler stays quick."""
 
 _HERE = Path(__file__).parent
+# What decides the compiled code.
+_COMPILED = ("arithmetic.py", "core.py", "encoding.py", "lanes.py", "meaning.py")
 _INTEGERS = {"u": "i64(X[lane])", "i": "i64(S(X[lane]))", "w": "i64(X[lane]) & 0xFFFF", "s": "extend(i64(X[lane]), 16)"}
 _SOURCES = _INTEGERS | {
     "f": "f32_of(i64(X[lane]))",
@@ -158,12 +160,11 @@ def source() -> str:
 def directory() -> Path:
     """Where the compiled executor of this version of its sources lies; made on first use."""
     digest = hashlib.sha256(f"{sys.version_info[:2]} {numba.__version__}".encode())
-    for path in sorted(_HERE.glob("*.py")):
-        digest.update(path.read_bytes())
-    root = os.environ.get("MLA_ORACLE_CACHE") or os.path.join(
-        os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"), "mla-oracle"
-    )
-    for base in (Path(root), Path(tempfile.gettempdir(), f"mla-oracle-{os.getuid()}")):
+    for name in _COMPILED:
+        digest.update((_HERE / name).read_bytes())
+    stated = os.environ.get("MLA_ORACLE_CACHE")
+    root = Path(stated) if stated else Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "mla-oracle"
+    for base in (root, Path(tempfile.gettempdir(), f"mla-oracle-{os.getuid()}")):
         place = base / "isa" / digest.hexdigest()[:16]
         try:
             place.mkdir(parents=True, exist_ok=True)
@@ -183,7 +184,7 @@ def compiled() -> ModuleType:
     if not path.is_file() or path.read_text(encoding="utf-8") != text:
         beside = path.with_suffix(f".{os.getpid()}.tmp")
         beside.write_text(text, encoding="utf-8")
-        os.replace(beside, path)
+        beside.replace(path)
     name = "impl.executions.isa.generated_lanes"
     spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None and spec.loader is not None

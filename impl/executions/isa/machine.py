@@ -42,7 +42,7 @@ _SENTENCES = {
     core.UNKNOWN_STORED: "{register}, which was never written, is stored",
     core.UNKNOWN_CONDITION: "a condition that depends on what was never written",
     core.MISSING_WAIT: "{register} is used before its load was waited for",
-    core.LDS_RACE: "LDS byte {address} meets another wave's access without a barrier, or its write was not waited for",
+    core.LDS_RACE: "LDS byte {address} {race}, with no barrier between that was waited for",
     core.WRITE_RACE: "a byte that workgroup {more} of the same launch wrote too",
     core.EXEC_EMPTY: "no lane executes, or not every lane where all must",
     core.LDS_OUTSIDE: "an LDS access at byte {address} outside the workgroup's LDS",
@@ -52,13 +52,22 @@ _SENTENCES = {
     core.WRONG_PC: "execution ran out of the kernel's code",
 }
 _KINDS = {
-    core.OUTSIDE_LOAD: "out-of-bounds load", core.OUTSIDE_STORE: "out-of-bounds store", core.OUTSIDE_ATOMIC: "out-of-bounds atomic",
-    core.UNKNOWN_ADDRESS: "unwritten address", core.UNKNOWN_STORED: "unwritten value stored",
-    core.UNKNOWN_CONDITION: "unwritten condition", core.MISSING_WAIT: "missing wait", core.LDS_RACE: "LDS race",
-    core.WRITE_RACE: "write race", core.EXEC_EMPTY: "lanes off", core.LDS_OUTSIDE: "out-of-bounds LDS",
-    core.SCRATCH_OUTSIDE: "out-of-bounds scratch", core.TRAPPED: "trap", core.WRONG_PC: "runaway",
+    core.OUTSIDE_LOAD: "out-of-bounds load",
+    core.OUTSIDE_STORE: "out-of-bounds store",
+    core.OUTSIDE_ATOMIC: "out-of-bounds atomic",
+    core.UNKNOWN_ADDRESS: "unwritten address",
+    core.UNKNOWN_STORED: "unwritten value stored",
+    core.UNKNOWN_CONDITION: "unwritten condition",
+    core.MISSING_WAIT: "missing wait",
+    core.LDS_RACE: "LDS race",
+    core.WRITE_RACE: "write race",
+    core.EXEC_EMPTY: "lanes off",
+    core.LDS_OUTSIDE: "out-of-bounds LDS",
+    core.SCRATCH_OUTSIDE: "out-of-bounds scratch",
+    core.TRAPPED: "trap",
+    core.WRONG_PC: "runaway",
     core.UNKNOWN_READ: "unwritten value read",
-}  # fmt: skip
+}
 
 
 class MachineFault(Exception):
@@ -127,19 +136,20 @@ class State:
     """All registers and memories of one workgroup."""
 
     def __init__(self, waves: int, lds_bytes: int, scratch_bytes: int, grain: int) -> None:
-        self.w = np.zeros((waves, core.WAVE_COLUMNS), np.int64)
-        self.v = np.zeros((waves, 512, 64), np.uint32)
-        self.vk = np.zeros((waves, 512), np.uint64)
-        self.vm = np.zeros((waves, 512), np.int64)
-        self.vl = np.zeros((waves, 512), np.int64)
-        self.s = np.zeros((waves, 132), np.uint32)
-        self.sk = np.zeros((waves, 132), np.uint32)
-        self.sl = np.zeros((waves, 132), np.int64)
-        self.lds = np.zeros(lds_bytes, np.uint8)
-        self.lds_known = np.zeros(lds_bytes, np.uint8)
-        self.watch = np.zeros((6, lds_bytes // grain + 1), np.int64)
-        self.scratch = np.zeros((waves, 64, scratch_bytes), np.uint8)
-        self.scratch_known = np.zeros((waves, 64, scratch_bytes), np.uint8)
+        self.waves = core.Waves(
+            w=np.zeros((waves, core.WAVE_COLUMNS), np.int64),
+            v=np.zeros((waves, 512, 64), np.uint32),
+            vk=np.zeros((waves, 512), np.uint64),
+            vm=np.zeros((waves, 512), np.int64),
+            vl=np.zeros((waves, 512), np.int64),
+            s=np.zeros((waves, 132), np.uint32),
+            sk=np.zeros((waves, 132), np.uint32),
+            sl=np.zeros((waves, 132), np.int64),
+        )
+        watch = np.zeros((6, lds_bytes // grain + 1), np.int64)
+        self.shared = core.Shared(np.zeros(lds_bytes, np.uint8), np.zeros(lds_bytes, np.uint8), watch)
+        scratch = (waves, 64, scratch_bytes)
+        self.private = core.Private(np.zeros(scratch, np.uint8), np.zeros(scratch, np.uint8))
 
 
 def run(
@@ -210,14 +220,26 @@ def _run(
     small = np.zeros(16, np.uint8)
     vectors, scalar = _executor()
     mode = mode_of(kernel.program.arch)
+    code = core.Code(rows, kernel.encoded.literals, table)
+    start = core.Start(first_v, first_s, first_sk, group_at, mode)
+    work = core.Work(
+        buffers,
+        addresses,
+        scalars,
+        scalars.ctypes.data,
+        left,
+        right,
+        known_left,
+        known_right,
+        addend,
+        addend_known,
+        small,
+    )
     while True:
+        memory = core.Memory(low, high, page_base, page_of, pages)
         ends = core.run_launch(
-            rows, kernel.encoded.literals, table, state.w, state.v, state.vk, state.vm, state.vl, state.s, state.sk, state.sl,
-            state.lds, state.lds_known, state.watch, state.scratch, state.scratch_known, low, high, page_base, page_of, pages,
-            numbers, buffers, addresses, scalars, scalars.ctypes.data, left, right, known_left, known_right,
-            addend, addend_known, small, vectors, scalar, first_v, first_s,
-            first_sk, group_at, mode,
-        )  # fmt: skip
+            code, state.waves, state.shared, state.private, memory, numbers, work, vectors, scalar, start
+        )
         if ends != core.GROW:
             break
         pages = np.concatenate([pages, np.zeros_like(pages)])
@@ -249,7 +271,14 @@ def _fault(kernel: Kernel, numbers: Array) -> MachineFault:
     instructions = kernel.program.instructions
     at = instructions[pc] if 0 <= pc < len(instructions) else None
     more = int(numbers[core.FAULT_MORE])
-    sentence = _SENTENCES[kind].format(register=_register(more), more=more, address=int(numbers[core.FAULT_ADDRESS]))
+    sentence = _SENTENCES[kind].format(
+        register=_register(more),
+        more=more,
+        address=int(numbers[core.FAULT_ADDRESS]),
+        race="is overwritten with another value than another wave wrote or read"
+        if more
+        else "is read where another wave wrote it",
+    )
     return MachineFault(
         _KINDS[kind], sentence, at.text if at else "?", int(numbers[core.FAULT_WAVE]), int(numbers[core.FAULT_LANE]),
         int(numbers[core.GROUP]), at.source if at else "",
@@ -274,6 +303,7 @@ def launch(
     shared: int,
     limit: int = DEFAULT_LIMIT,
     watch_writers: bool = True,
+    strict: bool = False,
 ) -> int:
     """A launch as the driver would do it; the number of wave-instructions.
 
@@ -293,7 +323,9 @@ def launch(
     first_sk = np.zeros(132, np.uint32)
     group_at = _first_scalars(program, segment.ctypes.data, first_s, first_sk)
     own = (segment.ctypes.data, segment.ctypes.data + segment.nbytes)
-    return run(kernel, state, [*regions, own], grid, first_v, first_s, first_sk, group_at, limit, watch_writers)
+    return run(
+        kernel, state, [*regions, own], grid, first_v, first_s, first_sk, group_at, limit, watch_writers, strict=strict
+    )
 
 
 def _first_scalars(program: Program, segment: int, first_s: Array, first_sk: Array) -> Array:

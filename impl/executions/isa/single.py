@@ -38,9 +38,10 @@ def run_lines(
 ) -> Wave:
     """Executes assembly lines as LLVM prints them, `s_endpgm` appended, on one wave.
 
-    vgpr, sgpr: the registers before; EXEC is sgpr 126 and 127, all lanes where no sgpr is given. memory: addresses to uint8
-    arrays that lie there, changed in place: the key is the array's own address, `array.ctypes.data`. known: whether the
-    registers count as written. A load's result may be looked at without a wait behind it: nothing uses it here. Raises `UnsupportedInstruction`, `MachineFault`.
+    vgpr, sgpr: the registers before; EXEC is sgpr 126 and 127, all lanes where no sgpr is given. memory: addresses to
+    uint8 arrays that lie there, changed in place: the key is the array's own address, `array.ctypes.data`. known: whether
+    the registers count as written. A load's result may be looked at without a wait behind it: nothing uses it here.
+    Raises `UnsupportedInstruction`, `MachineFault`.
     """
     kernel = machine.prepare(read_lines(arch, lines))
     state = machine.State(1, max(len(lds or b""), 4), 256, kernel.encoded.grain)
@@ -50,19 +51,25 @@ def run_lines(
             raise ValueError(f"memory at {address:#x}: should be where the array lies, {array.ctypes.data:#x}")
         regions.append((address, address + array.nbytes))
     if vgpr is not None:
-        state.v[0] = vgpr
-    state.s[0, EXEC : EXEC + 2] = _ALL
+        state.waves.v[0] = vgpr
+    state.waves.s[0, EXEC : EXEC + 2] = _ALL
     if sgpr is not None:
-        state.s[0, : len(sgpr)] = sgpr
+        state.waves.s[0, : len(sgpr)] = sgpr
     if lds:
-        state.lds[: len(lds)] = np.frombuffer(lds, np.uint8)
-        state.lds_known[:] = 1
+        state.shared.content[: len(lds)] = np.frombuffer(lds, np.uint8)
+        state.shared.known[:] = 1
     if known:
-        state.vk[:] = 0xFFFFFFFFFFFFFFFF
-        state.sk[:] = _ALL
+        state.waves.vk[:] = 0xFFFFFFFFFFFFFFFF
+        state.waves.sk[:] = _ALL
     else:
-        state.sk[0, EXEC : EXEC + 2] = _ALL
-    state.w[0, core.SCC], state.w[0, core.SCC_KNOWN] = scc, int(known)
-    state.w[0, core.MODE] = machine.mode_of(arch)
+        state.waves.sk[0, EXEC : EXEC + 2] = _ALL
+    state.waves.w[0, core.SCC], state.waves.w[0, core.SCC_KNOWN] = scc, int(known)
+    state.waves.w[0, core.MODE] = machine.mode_of(arch)
     machine.resume(kernel, state, regions)
-    return Wave(state.v[0], state.s[0, :128], int(state.w[0, core.SCC]), state.lds.tobytes(), state.vk[0])
+    return Wave(
+        state.waves.v[0],
+        state.waves.s[0, :128],
+        int(state.waves.w[0, core.SCC]),
+        state.shared.content.tobytes(),
+        state.waves.vk[0],
+    )
