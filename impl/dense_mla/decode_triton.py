@@ -115,6 +115,10 @@ def partial_kernel(
         number = slot // page
         token = cache + number.to(tl.int64) * cache_page + (slot - number * page).to(tl.int64) * cache_token
         key = _numbers(tl.load(token[:, None] + lane[None, :], mask=counted[:, None] & is_latent, other=0), CACHE_CODES)
+        if CACHE_CODES != "none":
+            # It is 0 there already. What depends on a token's place is decoded where it was loaded, once; else every warp
+            # decodes the whole tile in the layout of a product's operand, and spills.
+            key = tl.where(counted[:, None], key, 0.0)
         key_tail = _numbers(
             tl.load(token[:, None] + latent + rope_lane[None, :], mask=counted[:, None] & is_rope, other=0), CACHE_CODES
         )

@@ -82,6 +82,10 @@ def _produce(
             tl.load(cache + slot + rope[None, :], mask=there[:, None], other=0),
             CODED, FRACTION, BIAS, SIGN, LARGEST, NAN, SIGNED_ZERO,
         )  # fmt: skip
+        if CODED:
+            # It is 0 there already. What depends on a key's place is decoded where it was loaded, once; else every warp
+            # decodes the whole tile in the layout of a product's operand, and spills.
+            value = tl.where(there[:, None], value, 0.0)
         score = tl.dot(latent, tl.trans(value))
         score = tl.dot(rotated, tl.trans(turned), score) * factor
         score = tl.where(there[None, :], score, -float("inf"))

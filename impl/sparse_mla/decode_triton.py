@@ -72,14 +72,15 @@ def _attend(
         # The code shifted under fp16's sign and exponent is the same number divided by 2^8 (bias 7) or 2^7 (bias 8),
         # subnormals included: 0x7F and 0xFF become +-1.875 there, and FNUZ's 0x80 becomes -0.
         bits = tl.reshape((codes.to(tl.int16) << 7) & -16385, (KEYS, _GROUPS, 64))
+        if SCRUB and not FNUZ:
+            # 0x3F80 carries into the exponent's highest bit, which makes fp16's NaN of it; a mask would take two scalar
+            # registers for each number.
+            bits = bits | (((bits & 0x3F80) + 0x80) & 0x4000)
         key = bits.to(tl.float16, bitcast=True).to(tl.float32) * (128.0 if FNUZ else 256.0) * power[:, :, None]
         rotated = data.to(tl.pointer_type(tl.bfloat16), bitcast=True) + rotated_place
         rotated = tl.load(rotated, mask=seen, other=0.0).to(tl.float32)
         if SCRUB:
-            clean = key == key
-            if not FNUZ:
-                clean = clean & ((bits & 0x3F80) != 0x3F80)
-            key = tl.where(clean, key, 0.0)
+            key = tl.where(key == key, key, 0.0)
             rotated = tl.where(rotated == rotated, rotated, 0.0)
         key = tl.reshape(tl.where(is_rotated, rotated[:, None, :], key).to(tl.bfloat16), (KEYS, _LANES))
         counted = valid[None, :]

@@ -25,7 +25,11 @@ Function = Callable[..., Value]
 def _fields(x: Value) -> tuple[int, int, int]:
     """(sign, exponent, mantissa) bits."""
     form = FORMATS[x.kind]
-    return x.bits >> (x.width - 1), (x.bits >> form.mantissa) & ((1 << form.exponent) - 1), x.bits & ((1 << form.mantissa) - 1)
+    return (
+        x.bits >> (x.width - 1),
+        (x.bits >> form.mantissa) & ((1 << form.exponent) - 1),
+        x.bits & ((1 << form.mantissa) - 1),
+    )
 
 
 def is_nan(x: Value) -> bool:
@@ -65,7 +69,7 @@ def _scaled(x: Value, by: Value) -> Value:
 
 
 def to_integer(number: Number, low: int, high: int) -> int:
-    """Truncated; "out-of-range floating point values (including infinity) saturate. NAN is converted to 0" (ISA, V_CVT_I32_F32)."""
+    """Truncated; "out-of-range floating point values (including infinity) saturate. NAN is converted to 0" (ISA)."""
     if isinstance(number, str):
         return {NAN: 0, "inf": high, "-inf": low}[number]
     return max(low, min(high, math.trunc(number)))
@@ -162,10 +166,16 @@ def _random(x: Value) -> Value:
 def mended(text: str) -> str:
     """Errata of many texts: a comparison with a signed zero means that zero alone, and the mode bit has a name of its own."""
     text = text.replace("WAVE_MODE.IEEE", "IEEE")
-    return re.sub(r"\((?:64'F\()?(S\d\.f\d\d)\)? == ([+-])0\.0\)", lambda m: f"isZero({m[1]}, {int(m[2] == '-')})", text)
+    return re.sub(
+        r"\((?:64'F\()?(S\d\.f\d\d)\)? == ([+-])0\.0\)", lambda m: f"isZero({m[1]}, {int(m[2] == '-')})", text
+    )
 
 
-_INSTRUCTIONS = {op.name.lower().removesuffix("_e64").removesuffix("_e32"): mended(text) for op, text in PCODE.items() if op.name.startswith("V_")}
+_INSTRUCTIONS = {
+    op.name.lower().removesuffix("_e64").removesuffix("_e32"): mended(text)
+    for op, text in PCODE.items()
+    if op.name.startswith("V_")
+}
 
 
 def _instruction(name: str, functions: dict[str, Function]) -> Function:
@@ -173,7 +183,11 @@ def _instruction(name: str, functions: dict[str, Function]) -> Function:
 
     def function(*sources: Value) -> Value:
         kind, width = sources[0].kind, sources[0].width
-        names = {f"S{k}": Value(x.bits, x.width, "b") for k, x in enumerate(sources)} | constants() | {"D0": Value(0, 64, "b")}
+        names = (
+            {f"S{k}": Value(x.bits, x.width, "b") for k, x in enumerate(sources)}
+            | constants()
+            | {"D0": Value(0, 64, "b")}
+        )
         run = Run(names, functions).execute(_INSTRUCTIONS[name])
         return Value(run.names["D0"].bits & ((1 << width) - 1), width, kind)
 
@@ -234,7 +248,10 @@ def named(arch: str, overflows: bool = False) -> dict[str, Function]:
     }  # fmt: skip
     for source in ("f64", "f32", "f16"):
         for width in (32, 16):
-            table[f"{source}_to_i{width}"], table[f"{source}_to_u{width}"] = _to_integer(width, "i"), _to_integer(width, "u")
+            table[f"{source}_to_i{width}"], table[f"{source}_to_u{width}"] = (
+                _to_integer(width, "i"),
+                _to_integer(width, "u"),
+            )
     for source in ("i32", "u32", "i16", "u16"):
         for kind in ("f64", "f32", "f16"):
             table[f"{source}_to_{kind}"] = _to_float(kind)
@@ -258,7 +275,7 @@ def named(arch: str, overflows: bool = False) -> dict[str, Function]:
 
 
 def _half(x: Value, overflows: bool) -> Value:
-    """FP16_OVFL: "an overflowed FP16 result is clamped to +/- MAX_FP16, ... while still preserving true INF values" (ISA, MODE)."""
+    """FP16_OVFL: "an overflowed FP16 result is clamped to +/- MAX_FP16, ... while still preserving true INF values"."""
     number = x.number()
     if number == NAN:
         return converted(quieted(x), "f16", 16)

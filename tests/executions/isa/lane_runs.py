@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from impl.executions.isa.single import run_lines
 
+from impl.executions.isa.single import run_lines
 from tests.executions.isa import statements
 from tests.executions.isa.small_floats import NAN, decode
 from tests.executions.isa.statements import DESTINATION, FIRST, LANES, MASK_IN, MASK_OUT, Form, Result
@@ -95,7 +95,9 @@ def differences(form: Form, arch: str, *, everyone: bool = True, stated: Stated 
             found.append(f"{where}: mask bit {(mask >> lane) & 1}, should be {want.mask}")
         if not agrees(got, want):
             found.append(f"{where}: {got:#x}, should be {want.bits:#x} in {want.stated:#x}")
-    touched = [k for k in range(512) if not DESTINATION <= k < DESTINATION + count and (wave.vgpr[k] != inputs.vgpr[k]).any()]
+    touched = [
+        k for k in range(512) if not DESTINATION <= k < DESTINATION + count and (wave.vgpr[k] != inputs.vgpr[k]).any()
+    ]
     if touched:
         found.append(f"also wrote v{touched}")
     return found
@@ -131,7 +133,9 @@ def agrees(got: int, want: Result) -> bool:
 
 def _same_small_floats(got: int, want: Result) -> bool:
     codes = [((bits >> at) & 255 for bits in (got, want.bits)) for at in range(0, 32, 8)]
-    return all(mine == theirs or all(decode(code, want.nan_format) == NAN for code in (mine, theirs)) for mine, theirs in codes)
+    return all(
+        mine == theirs or all(decode(code, want.nan_format) == NAN for code in (mine, theirs)) for mine, theirs in codes
+    )
 
 
 def _quiet(bits: int, mantissa: int) -> bool:

@@ -14,11 +14,12 @@ import traceback
 from collections.abc import Callable, Iterator
 from typing import Any
 
-os.environ.pop("TRITON_INTERPRET", None)
+if __name__ == "__main__":
+    os.environ.pop("TRITON_INTERPRET", None)
 
-import torch  # noqa: E402
-import triton  # noqa: E402
-import triton.language as tl  # noqa: E402
+import torch
+import triton
+import triton.language as tl
 
 CHECKS: dict[str, Callable[[str], str]] = {}
 WARPS = (1, 2, 4, 8)
@@ -106,7 +107,9 @@ _ONES: dict[str, tuple[Callable[[torch.Tensor], torch.Tensor], float]] = {
 def _one_check(how: str) -> Callable[[str], str]:
     def run(arch: str) -> str:
         function, relative = _ONES[how]
-        x = torch.cat([drawn(900) * 8, torch.tensor([0.0, -0.0, 1.0, -1.0, math.inf, -math.inf, math.nan, 1e-30, 88.0, -87.0])])
+        x = torch.cat(
+            [drawn(900) * 8, torch.tensor([0.0, -0.0, 1.0, -1.0, math.inf, -math.inf, math.nan, 1e-30, 88.0, -87.0])]
+        )
         x = x.abs() if how in ("log", "log2", "sqrt", "sqrt_rn", "rsqrt") else x
         y = torch.empty_like(x)
         _one[(triton.cdiv(len(x), 256),)](x, y, len(x), HOW=how, BLOCK=256)
@@ -179,7 +182,9 @@ def _division(arch: str) -> str:
 def _nan(arch: str) -> str:
     x = torch.tensor([1.0, math.nan, 2.0, math.nan, -0.0, 0.0, math.inf, -math.inf])
     y = torch.tensor([2.0, 3.0, math.nan, math.nan, 0.0, -0.0, 1.0, 1.0])
-    said = differs(_run_two("maximum_nan", x, y), torch.maximum(x, y)) or differs(_run_two("minimum_nan", x, y), torch.minimum(x, y))
+    said = differs(_run_two("maximum_nan", x, y), torch.maximum(x, y)) or differs(
+        _run_two("minimum_nan", x, y), torch.minimum(x, y)
+    )
     return said or differs(_run_two("maximum", x, y), torch.fmax(x, y))
 
 
@@ -279,7 +284,10 @@ for _source, _target in [(torch.float32, torch.bfloat16), (torch.float32, torch.
 
 @check("ties and specials to bfloat16")
 def _ties(arch: str) -> str:
-    codes = torch.tensor([0x3F808000, 0x3F818000, 0x3F808001, 0x7F7FFFFF, 0x7F800000, 0x7FC00000, 0x00008000, 0x00018000, 1], dtype=torch.int32)
+    codes = torch.tensor(
+        [0x3F808000, 0x3F818000, 0x3F808001, 0x7F7FFFFF, 0x7F800000, 0x7FC00000, 0x00008000, 0x00018000, 1],
+        dtype=torch.int32,
+    )
     x = codes.view(torch.float32)
     y = torch.empty(len(x), dtype=torch.bfloat16)
     _cast[(1,)](x, y, len(x), BLOCK=64)
@@ -316,9 +324,13 @@ def _reduce_check(how: str, axis: int, warps: int) -> Callable[[str], str]:
         for m, n in ((32, 64), (4, 128), (128, 16)):
             x = integers(-1000, 1000, m, n)
             want = {
-                "sum": lambda x=x: x.sum(axis), "max": lambda x=x: x.amax(axis), "min": lambda x=x: x.amin(axis), "argmax": lambda x=x: x.argmax(axis),
-                "argmin": lambda x=x: x.argmin(axis), "xor": lambda x=x: _xor(x, axis),
-            }[how]()  # fmt: skip
+                "sum": lambda x: x.sum(axis),
+                "max": lambda x: x.amax(axis),
+                "min": lambda x: x.amin(axis),
+                "argmax": lambda x: x.argmax(axis),
+                "argmin": lambda x: x.argmin(axis),
+                "xor": lambda x: _xor(x, axis),
+            }[how](x)
             y = torch.empty(want.shape, dtype=torch.int32)
             _reduce[(1,)](x, y, M=m, N=n, AXIS=axis, HOW=how, num_warps=warps)
             values = x.gather(axis, y.long().unsqueeze(axis)).squeeze(axis) if how.startswith("arg") else y
@@ -368,7 +380,7 @@ def _plus(a, b):
 def _scan(x, y, M: tl.constexpr, N: tl.constexpr, AXIS: tl.constexpr, REVERSE: tl.constexpr, HOW: tl.constexpr):
     at = tl.arange(0, M)[:, None] * N + tl.arange(0, N)[None, :]
     a = tl.load(x + at)
-    if HOW == "cumsum":
+    if HOW == "cumsum":  # noqa: SIM108  resolved when compiled
         r = tl.cumsum(a, AXIS, reverse=REVERSE)
     else:
         r = tl.associative_scan(a, AXIS, _plus, reverse=REVERSE)
@@ -503,7 +515,7 @@ def _collatz(x, y, n):
     a = tl.load(x + at)
     steps = 0
     while a != 1:
-        if a % 2 == 0:
+        if a % 2 == 0:  # noqa: SIM108  a branch is what is asked
             a = a // 2
         else:
             a = 3 * a + 1
@@ -615,8 +627,12 @@ def _atomic_check(how: str, dtype: torch.dtype) -> Callable[[str], str]:
     return run
 
 
-for _how, _dtype in [*((how, dtype) for how in ("add", "max", "min", "and", "or", "xor", "xchg", "cas") for dtype in (torch.int32, torch.int64)),
-                     ("add", torch.float32), ("add", torch.float64), ("add", torch.float16), ("max", torch.float32), ("min", torch.float32)]:  # fmt: skip
+_ATOMIC = ("add", "max", "min", "and", "or", "xor", "xchg", "cas")
+for _how, _dtype in [
+    *((how, dtype) for how in _ATOMIC for dtype in (torch.int32, torch.int64)),
+    *(("add", dtype) for dtype in (torch.float16, torch.float32, torch.float64)),
+    *((how, torch.float32) for how in ("max", "min")),
+]:
     check(f"atomic {_how} {str(_dtype)[6:]}")(_atomic_check(_how, _dtype))
 
 
@@ -650,7 +666,10 @@ def _product(dtype: torch.dtype, m: int, n: int, k: int, block: int, precision: 
     """Of whole numbers, exact in any order; then of real ones, within a bound."""
     result = {torch.int8: torch.int32, torch.float64: torch.float64}.get(dtype, torch.float32)
     for exact in (True, False):
-        a, b = ((integers(-4, 5, *size, seed=s).float() if exact else drawn(*size, seed=s)) for s, size in ((0, (m, k)), (1, (k, n))))
+        a, b = (
+            (integers(-4, 5, *size, seed=s).float() if exact else drawn(*size, seed=s))
+            for s, size in ((0, (m, k)), (1, (k, n)))
+        )
         if dtype == torch.int8:
             a, b = (integers(-128, 128, *size, seed=s) for s, size in ((0, (m, k)), (1, (k, n))))
         x, y = a.to(dtype), b.to(dtype)
@@ -671,7 +690,9 @@ for _dtype in _DTYPES:
             if (_m == 16 and _warps > 1) or (_dtype == torch.float64 and _m > 32) or (_m == 128 and _warps == 1):
                 continue
 
-            def _run(arch: str, d: torch.dtype = _dtype, size: tuple[int, ...] = (_m, _n, _k, _block), w: int = _warps) -> str:
+            def _run(
+                arch: str, d: torch.dtype = _dtype, size: tuple[int, ...] = (_m, _n, _k, _block), w: int = _warps
+            ) -> str:
                 return _product(d, *size, num_warps=w)
 
             check(f"dot {str(_dtype)[6:]} {_m}x{_n}x{_k}, {_warps} warps")(_run)
@@ -699,7 +720,12 @@ def _tf32(arch: str) -> str:
 def _dot8(arch: str) -> str:
     for first in FLOATS8[arch]:
         for second in FLOATS8[arch]:
-            for m, n, k, block, warps in ((16, 16, 64, 64, 1), (32, 32, 64, 32, 1), (64, 64, 128, 64, 4), (64, 32, 128, 128, 2)):
+            for m, n, k, block, warps in (
+                (16, 16, 64, 64, 1),
+                (32, 32, 64, 32, 1),
+                (64, 64, 128, 64, 4),
+                (64, 32, 128, 128, 2),
+            ):
                 a, b = integers(-4, 5, m, k).float().to(first), integers(-4, 5, k, n, seed=1).float().to(second)
                 c = torch.empty(m, n)
                 _dot[(1,)](a, b, c, k, M=m, N=n, BLOCK=block, PRECISION="ieee", num_warps=warps)
@@ -709,7 +735,22 @@ def _dot8(arch: str) -> str:
 
 
 @triton.jit
-def _dot_scaled(a, sa, b, sb, c, M: tl.constexpr, N: tl.constexpr, K: tl.constexpr, FA: tl.constexpr, FB: tl.constexpr, PA: tl.constexpr, PB: tl.constexpr, HAS_A: tl.constexpr, HAS_B: tl.constexpr):
+def _dot_scaled(
+    a,
+    sa,
+    b,
+    sb,
+    c,
+    M: tl.constexpr,
+    N: tl.constexpr,
+    K: tl.constexpr,
+    FA: tl.constexpr,
+    FB: tl.constexpr,
+    PA: tl.constexpr,
+    PB: tl.constexpr,
+    HAS_A: tl.constexpr,
+    HAS_B: tl.constexpr,
+):
     m, n, g = tl.arange(0, M), tl.arange(0, N), tl.arange(0, K // 32)
     ka, kb = tl.arange(0, K // PA), tl.arange(0, K // PB)
     x = tl.load(a + m[:, None] * (K // PA) + ka[None, :])
@@ -727,7 +768,9 @@ def _scaled_operand(kind: str, rows: int, k: int, seed: int) -> tuple[torch.Tens
     if kind == "e2m1":
         codes = integers(0, 16, rows, k, seed=seed)
         return _FP4[codes], (codes[:, ::2] | codes[:, 1::2] << 4).to(torch.uint8)
-    dtype = {"e4m3": torch.float8_e4m3fn, "e5m2": torch.float8_e5m2, "bf16": torch.bfloat16, "fp16": torch.float16}[kind]
+    dtype = {"e4m3": torch.float8_e4m3fn, "e5m2": torch.float8_e5m2, "bf16": torch.bfloat16, "fp16": torch.float16}[
+        kind
+    ]
     x = integers(-6, 7, rows, k, seed=seed).float().to(dtype)
     return x.float(), x.view(torch.uint8) if dtype.itemsize == 1 else x
 
@@ -739,13 +782,38 @@ def _scaled_check(first: str, second: str, m: int, n: int, k: int, warps: int, s
     c = torch.empty(m, n)
     stored_b = stored_b.T.contiguous()
     packs = [2 if kind == "e2m1" else 1 for kind in (first, second)]
-    _dot_scaled[(1,)](stored_a, sa, stored_b, sb, c, M=m, N=n, K=k, FA=first, FB=second, PA=packs[0], PB=packs[1], HAS_A=scales[0], HAS_B=scales[1], num_warps=warps)
+    _dot_scaled[(1,)](
+        stored_a,
+        sa,
+        stored_b,
+        sb,
+        c,
+        M=m,
+        N=n,
+        K=k,
+        FA=first,
+        FB=second,
+        PA=packs[0],
+        PB=packs[1],
+        HAS_A=scales[0],
+        HAS_B=scales[1],
+        num_warps=warps,
+    )
     x = a.double() * (torch.exp2(sa.double() - 127).repeat_interleave(32, 1) if scales[0] else 1)
     y = b.double() * (torch.exp2(sb.double() - 127).repeat_interleave(32, 1) if scales[1] else 1)
     return differs(c, x @ y.T, 1e-6)
 
 
-for _first, _second in [("e4m3", "e4m3"), ("e5m2", "e5m2"), ("e2m1", "e2m1"), ("e4m3", "e2m1"), ("e2m1", "e5m2"), ("e4m3", "e5m2"), ("bf16", "e2m1"), ("e4m3", "bf16")]:
+for _first, _second in [
+    ("e4m3", "e4m3"),
+    ("e5m2", "e5m2"),
+    ("e2m1", "e2m1"),
+    ("e4m3", "e2m1"),
+    ("e2m1", "e5m2"),
+    ("e4m3", "e5m2"),
+    ("bf16", "e2m1"),
+    ("e4m3", "bf16"),
+]:
 
     def _run_scaled(arch: str, pair: tuple[str, str] = (_first, _second)) -> str:
         scales = (pair[0] != "bf16", pair[1] != "bf16")
@@ -796,7 +864,7 @@ def results(arch: str, only: str) -> Iterator[tuple[str, str]]:
             continue
         try:
             yield name, function(arch)
-        except Exception as fault:  # noqa: BLE001  a check that raises is not right, whatever it raised
+        except Exception as fault:
             yield name, f"{type(fault).__name__}: {fault} at {traceback.extract_tb(fault.__traceback__)[-1].name}"
 
 

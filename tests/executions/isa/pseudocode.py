@@ -228,7 +228,9 @@ def _compare(operator: str, a: Value, b: Value) -> Value:
         signed = all(v.kind == "i" or v.width < 32 for v in (a, b))
         width = max(32, a.width, b.width)
         x, y = ((v.integer() if signed or v.kind != "i" else v.integer() & ((1 << width) - 1)) for v in (a, b))
-    return truth({"==": x == y, "!=": x != y, "<>": x != y, "<": x < y, "<=": x <= y, ">": x > y, ">=": x >= y}[operator])
+    return truth(
+        {"==": x == y, "!=": x != y, "<>": x != y, "<": x < y, "<=": x <= y, ">": x > y, ">=": x >= y}[operator]
+    )
 
 
 def _ordered(number: Number) -> Any:
@@ -293,7 +295,19 @@ def _tokens(text: str) -> list[Token]:
 
 
 Node = tuple[Any, ...]
-_LEVELS = [["||"], ["&&"], ["|"], ["^"], ["&"], ["==", "!=", "<>"], ["<", "<=", ">", ">="], ["<<", ">>"], ["+", "-"], ["*", "/", "%"], ["**"]]
+_LEVELS = [
+    ["||"],
+    ["&&"],
+    ["|"],
+    ["^"],
+    ["&"],
+    ["==", "!=", "<>"],
+    ["<", "<=", ">", ">="],
+    ["<<", ">>"],
+    ["+", "-"],
+    ["*", "/", "%"],
+    ["**"],
+]
 _ENDS = ("endif", "endfor", "else", "elsif")
 
 
@@ -511,7 +525,7 @@ def _literal(text: str) -> Value:
     return whole(number, width, kind)
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def parse(text: str) -> tuple[Node, ...]:
     """The statements of a pseudocode text."""
     parser = _Parser(text)
@@ -649,7 +663,9 @@ class Run:
         if name not in self.lambdas:
             return self.functions[name](*arguments)
         names, body = self.lambdas[name]
-        inner = Run({**self.names, **dict(zip(names, arguments, strict=True))}, self.functions, arrays=dict(self.arrays))
+        inner = Run(
+            {**self.names, **dict(zip(names, arguments, strict=True))}, self.functions, arrays=dict(self.arrays)
+        )
         try:
             inner._block(body)
         except _Return as returned:
@@ -719,7 +735,11 @@ class Run:
         mask = ((1 << (top - bottom + 1)) - 1) << bottom
         bits = (old.bits & ~mask) | ((value.bits << bottom) & mask)
         keeps = name not in _REGISTERS and bottom == 0 and old.width in (0, top + 1) and kind is not None
-        self.names[name] = Value(bits, max(old.width, top + 1), kind if keeps and kind else "b" if name in _REGISTERS or old.width == 0 else old.kind)
+        self.names[name] = Value(
+            bits,
+            max(old.width, top + 1),
+            kind if keeps and kind else "b" if name in _REGISTERS or old.width == 0 else old.kind,
+        )
         self.written[name] = self.written.get(name, 0) | mask
 
     def _place(self, target: Node) -> tuple[str, int, int, str | None]:

@@ -87,13 +87,20 @@ def _nearest(number: Fraction, name: str) -> int:
         step = ladder[-1] - ladder[-2]
         above = bisect.bisect_left(ladder, number)
         if above == len(ladder):
-            return len(ladder) if number - ladder[-1] > step / 2 or (number - ladder[-1] == step / 2 and len(ladder) % 2 == 0) else len(ladder) - 1
+            return (
+                len(ladder)
+                if number - ladder[-1] > step / 2 or (number - ladder[-1] == step / 2 and len(ladder) % 2 == 0)
+                else len(ladder) - 1
+            )
         if ladder[above] == number:
             return above
         under, over = number - ladder[above - 1], ladder[above] - number
         return above if over < under or (over == under and above % 2 == 0) else above - 1
     low = 1 - form.bias - form.mantissa
-    power = max(low, math.frexp(number)[1] - 1 - form.mantissa if 2**-1000 < number < 2**1000 else _power_of(number) - form.mantissa)
+    power = max(
+        low,
+        math.frexp(number)[1] - 1 - form.mantissa if 2**-1000 < number < 2**1000 else _power_of(number) - form.mantissa,
+    )
     units = round(number / Fraction(2) ** power)  # Python rounds a Fraction half to even
     if units >> (form.mantissa + 1):
         power, units = power + 1, units >> 1
@@ -114,7 +121,12 @@ def encode(number: Number, name: str, *, negative_zero: bool = False, saturate: 
     form = FORMATS[name]
     sign_bit = 1 << (form.width - 1)
     if number == NAN:
-        return {"fnuz": sign_bit, "nan": sign_bit - 1, "ieee": sign_bit - (1 << (form.mantissa - 1)), "finite": sign_bit - 1}[form.top]
+        return {
+            "fnuz": sign_bit,
+            "nan": sign_bit - 1,
+            "ieee": sign_bit - (1 << (form.mantissa - 1)),
+            "finite": sign_bit - 1,
+        }[form.top]
     saturate = saturate or form.top == "finite"
     if isinstance(number, str):
         negative, code = number.startswith("-"), None

@@ -29,7 +29,9 @@ WHOLE_WAVE = re.compile(r"V_(READ|WRITE)(FIRST)?LANE|V_SWAP|V_PERMLANE")
 """Not of one lane: asked in `test_lanes.py`."""
 APPROXIMATE = re.compile(r"V_(EXP|LOG|RCP|RCP_IFLAG|RSQ|SQRT|SIN|COS)_")
 """Given to an ulp, not to the bit: asked in `test_approximations.py`."""
-BY_HAND = re.compile(r"V_(RNDNE|FRACT|CVT_RPI|CVT_FLR|FREXP|DIV_SCALE|DIV_FMAS|TRIG_PREOP|CVT_OFF|CLREXCP|NOP|ACCVGPR|MADMK|MADAK)|_SR_|V_DOT2")
+BY_HAND = re.compile(
+    r"V_(RNDNE|FRACT|CVT_RPI|CVT_FLR|FREXP|DIV_SCALE|DIV_FMAS|TRIG_PREOP|CVT_OFF|CLREXCP|NOP|ACCVGPR|MADMK|MADAK)|_SR_|V_DOT2"
+)
 """The pseudocode is a sketch (a rounding written as `floor(x + 0.5)`), or missing: asked in `test_by_hand.py` or nowhere."""
 
 FIXES: dict[str, tuple[tuple[str, str], ...]] = {
@@ -87,7 +89,12 @@ class Instruction:
 
     @property
     def accumulates(self) -> bool:
-        return "D0.f32)" in self.text or "D0.f64)" in self.text or self.base in ("v_pk_fmac_f16",) or "tmp = D0" in self.text
+        return (
+            "D0.f32)" in self.text
+            or "D0.f64)" in self.text
+            or self.base in ("v_pk_fmac_f16",)
+            or "tmp = D0" in self.text
+        )
 
     @property
     def literal(self) -> str:
@@ -177,7 +184,13 @@ def _write(ins: Instruction, suffix: str, words: list[str], tail: str = "") -> s
         operands.append(_registers(DESTINATION, ins.destination.registers))
     implicit = suffix in ("_e32", "_sdwa", "_dpp")
     if ins.mask_result:
-        operands.append("vcc" if implicit and suffix != "_sdwa" else "vcc" if suffix in ("_sdwa", "_dpp") else f"s[{MASK_OUT}:{MASK_OUT + 1}]")
+        operands.append(
+            "vcc"
+            if implicit and suffix != "_sdwa"
+            else "vcc"
+            if suffix in ("_sdwa", "_dpp")
+            else f"s[{MASK_OUT}:{MASK_OUT + 1}]"
+        )
     if ins.literal:
         words = [words[0], hex(_LITERAL), words[1]] if ins.literal == "mk" else [*words, hex(_LITERAL)]
     operands += words
@@ -206,7 +219,10 @@ def forms(ins: Instruction) -> list[Form]:
     for suffix in suffixes(ins):
         plain = Form(ins, _write(ins, suffix, words), suffix, literal=_LITERAL if ins.literal else 0)
         if "BITOP3" in ins.name:
-            found += [replace(plain, line=plain.line + f" bitop3:{table:#x}", table=table) for table in (0x36, 0xC8, 0x1E, 0xFF, 0x80)]
+            found += [
+                replace(plain, line=plain.line + f" bitop3:{table:#x}", table=table)
+                for table in (0x36, 0xC8, 0x1E, 0xFF, 0x80)
+            ]
         else:
             found.append(plain)
         if not ins.literal and "BITOP3" not in ins.name:
@@ -222,7 +238,13 @@ def forms(ins: Instruction) -> list[Form]:
 
 
 def _constant_forms(ins: Instruction, suffix: str, words: list[str]) -> Iterator[Form]:
-    if not ins.sources or ins.kind == "VOP3P" or "CVT_SCALEF32" in ins.name or "CVT_PK_FP8" in ins.name or "CVT_PK_BF8" in ins.name:
+    if (
+        not ins.sources
+        or ins.kind == "VOP3P"
+        or "CVT_SCALEF32" in ins.name
+        or "CVT_PK_FP8" in ins.name
+        or "CVT_PK_BF8" in ins.name
+    ):
         return
     width = ins.sources[0].width
     if width not in (16, 32, 64) or ins.sources[0].format.startswith(("PK", "BF")):
@@ -265,7 +287,11 @@ def _modified_forms(ins: Instruction, suffix: str, words: list[str]) -> Iterator
 
 def _clamps(ins: Instruction) -> bool:
     """Rows whose clamp is asked: sums that saturate, and float results cut to [0, 1] (ISA 6.5)."""
-    return bool(re.fullmatch(r"v_(add|sub|subrev)_(u32|i32|u16|i16)|v_(add|mul|sub|max|min)_f(32|16)|v_fma_f32|v_mad_[ui]16", ins.base))
+    return bool(
+        re.fullmatch(
+            r"v_(add|sub|subrev)_(u32|i32|u16|i16)|v_(add|mul|sub|max|min)_f(32|16)|v_fma_f32|v_mad_[ui]16", ins.base
+        )
+    )
 
 
 def _selected_forms(ins: Instruction, suffix: str, words: list[str]) -> Iterator[Form]:
@@ -283,9 +309,20 @@ def _selected_forms(ins: Instruction, suffix: str, words: list[str]) -> Iterator
         choices = [(1, 0, 0)]
     elif re.fullmatch(r"v_cvt_scalef32_pk_(f32|f16|bf16)_fp4", ins.base):
         choices = [(1, 0, 0), (0, 1, 0), (1, 1, 0)]
-    elif ins.destination is not None and ins.destination.width == 16 and all(s.width == 16 for s in ins.sources) and count > 1:
+    elif (
+        ins.destination is not None
+        and ins.destination.width == 16
+        and all(s.width == 16 for s in ins.sources)
+        and count > 1
+    ):
         choices = [(1,) + (0,) * count, (0,) * count + (1,), (1,) * (count + 1)]
-    elif count and all(s.width == 16 for s in ins.sources) and ins.mask_result is False and ins.kind == "VOP3" and count == 3:
+    elif (
+        count
+        and all(s.width == 16 for s in ins.sources)
+        and ins.mask_result is False
+        and ins.kind == "VOP3"
+        and count == 3
+    ):
         choices = [(1, 0, 1)]
     for chosen in choices:
         yield Form(ins, _write(ins, suffix, words, f" op_sel:[{','.join(map(str, chosen))}]"), suffix, op_sel=chosen)
@@ -311,7 +348,14 @@ def _packed_forms(ins: Instruction, suffix: str, words: list[str]) -> Iterator[F
         low, high = (0, 1, 0)[:count], (1, 1, 1)[:count]
         tail = f" neg_lo:{_list(low)} neg_hi:{_list(high)}"
         negated, negated_hi = (tuple(k for k in range(count) if which[k]) for which in (low, high))
-        yield Form(ins, _write(ins, suffix, words, tail), suffix, negated=negated, negated_hi=negated_hi, op_sel_hi=(1,) * count)
+        yield Form(
+            ins,
+            _write(ins, suffix, words, tail),
+            suffix,
+            negated=negated,
+            negated_hi=negated_hi,
+            op_sel_hi=(1,) * count,
+        )
 
 
 def _list(items: tuple[int, ...]) -> str:
@@ -324,16 +368,24 @@ _SELECTS = ("BYTE_0", "BYTE_1", "BYTE_2", "BYTE_3", "WORD_0", "WORD_1", "DWORD")
 def _sdwa_forms(ins: Instruction, words: list[str]) -> Iterator[Form]:
     draw = random.Random(ins.name)
     count = len(ins.sources)
-    if any(source.format.startswith(("PK", "FP8", "BF8")) for source in ins.sources) or "CVT" in ins.name and "FP8" in ins.name:
+    if any(source.format.startswith(("PK", "FP8", "BF8")) for source in ins.sources) or (
+        "CVT" in ins.name and "FP8" in ins.name
+    ):
         return
     for _ in range(4):
-        sources = tuple((draw.choice(_SELECTS), not ins.sources[k].float_width and draw.random() < 0.4) for k in range(count))
+        sources = tuple(
+            (draw.choice(_SELECTS), not ins.sources[k].float_width and draw.random() < 0.4) for k in range(count)
+        )
         target = (draw.choice(_SELECTS), draw.choice(("UNUSED_PAD", "UNUSED_SEXT", "UNUSED_PRESERVE")))
         floats = tuple(k for k in range(count) if ins.sources[k].float_width and draw.random() < 0.3)
-        extended = [f"sext({word})" if sources[k][1] else _signed(word, k in floats, False) for k, word in enumerate(words)]
+        extended = [
+            f"sext({word})" if sources[k][1] else _signed(word, k in floats, False) for k, word in enumerate(words)
+        ]
         tail = "" if ins.destination is None else f" dst_sel:{target[0]} dst_unused:{target[1]}"
         tail += "".join(f" src{k}_sel:{select}" for k, (select, _) in enumerate(sources))
-        yield Form(ins, _write(ins, "_sdwa", extended, tail), "_sdwa", negated=floats, sdwa=sources, sdwa_destination=target)
+        yield Form(
+            ins, _write(ins, "_sdwa", extended, tail), "_sdwa", negated=floats, sdwa=sources, sdwa_destination=target
+        )
 
 
 # ------------------------------------------------------------------------------------------------------ statements
@@ -357,7 +409,9 @@ def statement(form: Form, arch: str, lane: int, sources: list[int], old: int, ma
     """What the pseudocode leaves in a lane. sources: whole register contents, as wide as the operand, at least 32 bits."""
     ins = form.instruction
     prepared = [_prepared(form, k, bits) for k, bits in enumerate(sources)]
-    names = functions.constants() | {f"S{k}": Value(bits, max(32, ins.sources[k].width), "b") for k, bits in enumerate(prepared)}
+    names = functions.constants() | {
+        f"S{k}": Value(bits, max(32, ins.sources[k].width), "b") for k, bits in enumerate(prepared)
+    }
     width = 64 if ins.destination is None else max(32, ins.destination.width)
     low, _, high = _destination_part(form)
     names |= {
@@ -398,7 +452,13 @@ def _four(form: Form) -> tuple[int, ...]:
     bits = form.op_sel
     if form.instruction.kind == "VOP3P" or len(bits) == 4:
         return bits
-    return (*bits, *(0,) * (4 - len(bits))) if "FP4" in form.instruction.name or _reads_part(form) else (*bits[:-1], *(0,) * (4 - len(bits)), bits[-1]) if bits else ()
+    return (
+        (*bits, *(0,) * (4 - len(bits)))
+        if "FP4" in form.instruction.name or _reads_part(form)
+        else (*bits[:-1], *(0,) * (4 - len(bits)), bits[-1])
+        if bits
+        else ()
+    )
 
 
 def _reads_part(form: Form) -> bool:
@@ -453,7 +513,12 @@ def _selected(bits: int, select: str, extends: bool) -> int:
 
 def _shifts(form: Form) -> bool:
     """Whether `op_sel`'s last bit moves the whole 16-bit result up; conversions do that in their pseudocode."""
-    return bool(form.op_sel) and _half_operands(form.instruction) and form.instruction.destination is not None and form.op_sel[-1] == 1
+    return (
+        bool(form.op_sel)
+        and _half_operands(form.instruction)
+        and form.instruction.destination is not None
+        and form.op_sel[-1] == 1
+    )
 
 
 def _destination_part(form: Form) -> tuple[int, str, int]:
@@ -472,7 +537,7 @@ def _placed(form: Form, bits: int, written: int, old: int, low: int, high: int) 
         return Result(_sdwa_placed(form, bits, written, old), stated, None, nan_width if whole_word else 0)
     if written == (1 << width) - 1:
         return Result(bits, written, None, nan_width)
-    if ins.kind == "VOP3P" or "CVT" in ins.name and re.search(r"FP8|BF8|FP4", ins.name):
+    if ins.kind == "VOP3P" or ("CVT" in ins.name and re.search(r"FP8|BF8|FP4", ins.name)):
         return Result((bits & written) | (old & ~written), (1 << width) - 1, None, nan_width)
     if _shifts(form):
         return Result((old & 0xFFFF) | (bits & 0xFFFF) << 16, 0xFFFFFFFF, None, nan_width)
@@ -566,7 +631,9 @@ _INTEGERS = [0, 1, 2, 7, 8, 15, 16, 24, 31, 32, 33, 63, 64, 127, 128, 255, 256, 
 def draw_source(source: Source, generator: random.Random) -> int:
     """A register's worth of input, hostile about half of the time."""
     width = max(32, source.width)
-    float_width = source.float_width or (16 if "BF16" in source.format else 32 if "F32" in source.format else 16 if "F16" in source.format else 0)
+    float_width = source.float_width or (
+        16 if "BF16" in source.format else 32 if "F32" in source.format else 16 if "F16" in source.format else 0
+    )
     bits = 0
     for at in range(0, width, float_width or 32):
         bits |= _draw_float(float_width, generator) << at if float_width else _draw_integer(generator) << at

@@ -12,9 +12,9 @@ from typing import Any
 import mpmath
 import numpy as np
 import pytest
+
 from impl.executions.isa.coverage import modelled
 from impl.executions.isa.single import run_lines
-
 from tests.executions.isa import statements
 from tests.executions.isa.statements import ARCHS
 
@@ -23,7 +23,8 @@ mpmath.mp.prec = 120
 
 EXAMPLES = {
     "v_exp_f32": {0xFF800000: 0, 0x80000000: 0x3F800000, 0x7F800000: 0x7F800000},
-    "v_log_f32": {0xFF800000: None, 0xBF800000: None, 0x80000000: 0xFF800000, 0: 0xFF800000, 0x3F800000: 0, 0x7F800000: 0x7F800000},
+    "v_log_f32": {0xFF800000: None, 0xBF800000: None, 0x80000000: 0xFF800000, 0: 0xFF800000, 0x3F800000: 0,
+                  0x7F800000: 0x7F800000},
     "v_rcp_f32": {0xFF800000: 0x80000000, 0xC0000000: 0xBF000000, 0x80000000: 0xFF800000, 0: 0x7F800000, 0x7F800000: 0},
     "v_rcp_iflag_f32": {0xC0000000: 0xBF000000, 0: 0x7F800000},
     "v_rsq_f32": {0xFF800000: None, 0x80000000: 0xFF800000, 0: 0x7F800000, 0x40800000: 0x3F000000, 0x7F800000: 0},
@@ -60,7 +61,11 @@ def _run(arch: str, name: str, codes: Array) -> Array:
 
 
 def _float(codes: Array, name: str) -> Array:
-    return codes.astype(np.uint16).view(np.float16).astype(np.float64) if name.endswith("16") else codes.view(np.float32).astype(np.float64)
+    return (
+        codes.astype(np.uint16).view(np.float16).astype(np.float64)
+        if name.endswith("16")
+        else codes.view(np.float32).astype(np.float64)
+    )
 
 
 @pytest.mark.parametrize("arch", ARCHS)
@@ -68,9 +73,13 @@ def _float(codes: Array, name: str) -> Array:
 def test_the_documents_examples(arch: str, name: str) -> None:
     _skip(arch, name)
     sources = np.array(list(EXAMPLES[name]), np.uint32)
-    for source, want, got in zip(EXAMPLES[name], EXAMPLES[name].values(), _run(arch, name, sources).tolist(), strict=True):
+    for source, want, got in zip(
+        EXAMPLES[name], EXAMPLES[name].values(), _run(arch, name, sources).tolist(), strict=True
+    ):
         if want is None:
-            assert np.isnan(_float(np.array([got], np.uint32), name)[0]), f"{name} of {source:#x}: {got:#x}, should be NaN"
+            assert np.isnan(_float(np.array([got], np.uint32), name)[0]), (
+                f"{name} of {source:#x}: {got:#x}, should be NaN"
+            )
         else:
             assert got == want, f"{name} of {source:#x}: {got:#x}, should be {want:#x}"
 
@@ -82,7 +91,11 @@ def _drawn(name: str, generator: np.random.Generator) -> Array:
         return codes | 0x8000 * generator.integers(0, 2, 64).astype(np.uint32) if kind in ("exp", "rcp") else codes
     if kind in ("exp", "sin", "cos"):
         scale = {"exp": 120.0, "sin": 200.0, "cos": 200.0}[kind]
-        return (generator.uniform(-scale, scale, 64) * generator.choice([1, 1e-3, 1e-6], 64)).astype(np.float32).view(np.uint32)
+        return (
+            (generator.uniform(-scale, scale, 64) * generator.choice([1, 1e-3, 1e-6], 64))
+            .astype(np.float32)
+            .view(np.uint32)
+        )
     codes = generator.integers(0x00800000, 0x7F800000, 64, dtype=np.uint32)
     return codes | generator.choice([0, 0x80000000], 64).astype(np.uint32) if kind.startswith("rcp") else codes
 
@@ -108,7 +121,9 @@ def test_within_an_ulp_and_subnormal_results_are_flushed(arch: str, name: str) -
             unit = mpmath.mpf(2) ** (power - digits)
             if kind in ("sin", "cos"):  # no error is stated: an absolute one is asked
                 unit = mpmath.mpf(2) ** -20
-            assert abs(exact - mpmath.mpf(float(got))) <= unit, f"{name} of {code:#x}: {got}, should be {mpmath.nstr(exact, 12)}"
+            assert abs(exact - mpmath.mpf(float(got))) <= unit, (
+                f"{name} of {code:#x}: {got}, should be {mpmath.nstr(exact, 12)}"
+            )
 
 
 @pytest.mark.parametrize("arch", ARCHS)
@@ -127,7 +142,9 @@ def test_subnormal_sources_are_flushed(arch: str, name: str, positive: int, nega
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_nan_in_nan_out(arch: str, name: str) -> None:
     _skip(arch, name)
-    codes = np.array([0x7E00, 0xFE01, 0x7C01] if name.endswith("16") else [0x7FC00000, 0xFFC00001, 0x7F800001], np.uint32)
+    codes = np.array(
+        [0x7E00, 0xFE01, 0x7C01] if name.endswith("16") else [0x7FC00000, 0xFFC00001, 0x7F800001], np.uint32
+    )
     assert np.isnan(_float(_run(arch, name, codes), name)).all()
 
 

@@ -15,9 +15,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+
 from impl.executions.isa.coverage import modelled
 from impl.executions.isa.single import run_lines
-
 from tests.executions.isa import lane_runs, statements
 from tests.executions.isa.functions import quieted, to_integer
 from tests.executions.isa.pseudocode import Value, floating, fused
@@ -30,11 +30,13 @@ Statement = Callable[[list[Value]], Value]
 
 def _nearest(x: Value) -> Value:
     number = x.number()
-    return quieted(x) if isinstance(number, str) else floating(Fraction(round(number)), x.kind, negative_zero=x.negative())
+    return (
+        quieted(x) if isinstance(number, str) else floating(Fraction(round(number)), x.kind, negative_zero=x.negative())
+    )
 
 
 def _fraction(x: Value) -> Value:
-    """"Obey round mode, result clamped to 0x3f7fffff": the largest number below one."""
+    """ "Obey round mode, result clamped to 0x3f7fffff": the largest number below one."""
     number = x.number()
     if isinstance(number, str):
         return quieted(x) if number == NAN else floating(NAN, x.kind)
@@ -154,7 +156,12 @@ def _ratios(how: str, generator: np.random.Generator) -> tuple[Array, Array]:
         return generator.choice(hostile, 64), generator.choice(hostile, 64)
     if how == "bits":
         return (generator.integers(0, 1 << 32, 64, dtype=np.uint32) for _ in range(2))  # type: ignore[return-value]
-    exponents = {"subnormal results": (10, 140), "large results": (230, 20), "large denominators": (200, 253), "subnormal sources": (0, 0)}
+    exponents = {
+        "subnormal results": (10, 140),
+        "large results": (230, 20),
+        "large denominators": (200, 253),
+        "subnormal sources": (0, 0),
+    }
     found = []
     for exponent in exponents[how]:
         mantissas = generator.integers(0, 1 << 23, 64, dtype=np.uint32)
@@ -163,7 +170,9 @@ def _ratios(how: str, generator: np.random.Generator) -> tuple[Array, Array]:
 
 
 @pytest.mark.parametrize("arch", ARCHS)
-@pytest.mark.parametrize("how", ["any", "bits", "subnormal results", "large results", "large denominators", "subnormal sources"])
+@pytest.mark.parametrize(
+    "how", ["any", "bits", "subnormal results", "large results", "large denominators", "subnormal sources"]
+)
 def test_the_compilers_division_is_correctly_rounded(arch: str, how: str) -> None:
     """The sequence that LLVM emits for an IEEE division of binary32."""
     generator = np.random.default_rng(30)
@@ -175,7 +184,8 @@ def test_the_compilers_division_is_correctly_rounded(arch: str, how: str) -> Non
         want = quotients(numerators, denominators)
         right = _same(got, want)
         assert right.all(), [
-            f"{numerators[k]:#x} / {denominators[k]:#x} = {got[k]:#x}, should be {want[k]:#x}" for k in np.flatnonzero(~right)
+            f"{numerators[k]:#x} / {denominators[k]:#x} = {got[k]:#x}, should be {want[k]:#x}"
+            for k in np.flatnonzero(~right)
         ][:5]
 
 
@@ -215,7 +225,11 @@ OVERFLOWS = "s_setreg_imm32_b32 hwreg(HW_REG_MODE, 23, 1), 1\n"
 def test_conversion_to_eight_bits_saturates_by_the_mode(arch: str, small: str, on: bool) -> None:
     """ISA 7.3: NaN stays; with FP16_OVFL infinity and overflow become the largest, without it NaN, or infinity in OCP's E5M2."""
     kind = small + ("_fnuz" if arch == "gfx942" else "")
-    codes = np.array(statements._FLOAT_CODES[32] + [0x43E7FFFF, 0x43E80001, 0x43F80000, 0x43780000, 0x47700000, 0x476FFFFF, 0x47600000, 0x47680000], np.uint32)
+    codes = np.array(
+        statements._FLOAT_CODES[32]
+        + [0x43E7FFFF, 0x43E80001, 0x43F80000, 0x43780000, 0x47700000, 0x476FFFFF, 0x47600000, 0x47680000],
+        np.uint32,
+    )
     codes = np.concatenate([codes, codes ^ np.uint32(0x80000000)])[:64]
     registers = np.zeros((512, 64), np.uint32)
     registers[0, : len(codes)] = codes
@@ -231,7 +245,9 @@ def test_conversion_to_eight_bits_saturates_by_the_mode(arch: str, small: str, o
         if value.number() == NAN or want == encode(NAN, kind):
             assert isinstance(decode(int(got[lane]) >> 24, kind), str), hex(bits)
         else:
-            assert int(got[lane]) >> 16 == want | want << 8, f"{bits:#x}: {int(got[lane]) >> 16:#x}, should be {want | want << 8:#x}"
+            assert int(got[lane]) >> 16 == want | want << 8, (
+                f"{bits:#x}: {int(got[lane]) >> 16:#x}, should be {want | want << 8:#x}"
+            )
 
 
 @pytest.mark.parametrize("arch", ARCHS)

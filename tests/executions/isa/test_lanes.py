@@ -12,9 +12,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+
 from impl.executions.isa.single import run_lines
 from impl.executions.isa.unsupported import UnsupportedInstruction
-
 from tests.executions.isa.assembler import accepts
 from tests.executions.isa.statements import ARCHS
 
@@ -103,7 +103,9 @@ def test_dpp_moves_the_first_source_only_and_skips_the_whole_lane(arch: str) -> 
     line = "v_add_u32_dpp v5, v6, v7" + _control("row_shr:1", 15, 15, False)
     after = run_lines(arch, line, vgpr=before, sgpr=scalars(ALL)).vgpr
     steps = moved(before[6], ALL, "row_shr:1", 15, 15, False)
-    want = [(v + int(before[7, n])) & 0xFFFFFFFF if writes else int(before[5, n]) for n, (v, writes) in enumerate(steps)]
+    want = [
+        (v + int(before[7, n])) & 0xFFFFFFFF if writes else int(before[5, n]) for n, (v, writes) in enumerate(steps)
+    ]
     assert after[5].tolist() == want
 
 
@@ -153,8 +155,13 @@ def test_permlane_swaps_exchange_rows() -> None:
     assert np.array_equal(after[6], np.concatenate([before[5, 32:], before[6, 32:]]))
     after = run_lines("gfx950", "v_permlane16_swap_b32_e32 v5, v6", vgpr=before).vgpr
     for first in (0, 32):
-        assert np.array_equal(after[5, first : first + 32], np.concatenate([before[5, first : first + 16], before[6, first : first + 16]]))
-        assert np.array_equal(after[6, first : first + 32], np.concatenate([before[5, first + 16 : first + 32], before[6, first + 16 : first + 32]]))
+        assert np.array_equal(
+            after[5, first : first + 32], np.concatenate([before[5, first : first + 16], before[6, first : first + 16]])
+        )
+        assert np.array_equal(
+            after[6, first : first + 32],
+            np.concatenate([before[5, first + 16 : first + 32], before[6, first + 16 : first + 32]]),
+        )
 
 
 def test_gfx942_has_no_permlane_swaps() -> None:
@@ -193,7 +200,9 @@ def test_permute_pushes_and_the_last_lane_wins(arch: str) -> None:
 
 
 @pytest.mark.parametrize("arch", ARCHS)
-@pytest.mark.parametrize("offset", [0x8000 | 0b10_11_00_01, 0x1F | 1 << 10, 0x1F | 0x10 << 10, 0x18 | 4 << 5 | 3 << 10, 0x041F])
+@pytest.mark.parametrize(
+    "offset", [0x8000 | 0b10_11_00_01, 0x1F | 1 << 10, 0x1F | 0x10 << 10, 0x18 | 4 << 5 | 3 << 10, 0x041F]
+)
 def test_swizzle_permutes_quads_or_masks_lane_numbers(arch: str, offset: int) -> None:
     """Bit 15: quads by two bits a lane; else of 32 lanes, ((n & and) | or) ^ xor."""
     before = registers(20)

@@ -19,10 +19,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+
 from impl.executions.isa.coverage import modelled
 from impl.executions.isa.single import run_lines
 from impl.executions.isa.unsupported import UnsupportedInstruction
-
 from tests.executions.isa.assembler import accepts
 from tests.executions.isa.small_floats import decode, encode
 from tests.executions.isa.statements import ARCHS
@@ -41,7 +41,19 @@ SHAPES = {
     "fp8_fp8": ["16x16x32", "32x32x16"], "fp8_bf8": ["16x16x32", "32x32x16"],
     "bf8_fp8": ["16x16x32", "32x32x16"], "bf8_bf8": ["16x16x32", "32x32x16"],
 }  # fmt: skip
-WIDTHS = {"f64": 64, "f32": 32, "xf32": 32, "f16": 16, "bf16": 16, "i8": 8, "fp8": 8, "bf8": 8, "fp6": 6, "bf6": 6, "fp4": 4}
+WIDTHS = {
+    "f64": 64,
+    "f32": 32,
+    "xf32": 32,
+    "f16": 16,
+    "bf16": 16,
+    "i8": 8,
+    "fp8": 8,
+    "bf8": 8,
+    "fp6": 6,
+    "bf6": 6,
+    "fp4": 4,
+}
 
 
 @dataclass(frozen=True)
@@ -114,7 +126,9 @@ def pack(registers: Array, first: int, width: int, lane: int, item: int, code: i
         registers[first + at // 32, lane] |= np.uint32(((code >> bit) & 1) << (at % 32))
 
 
-def fill(registers: Array, first: int, codes: Array, width: int, place: Callable[[int, int, int], tuple[int, int]]) -> None:
+def fill(
+    registers: Array, first: int, codes: Array, width: int, place: Callable[[int, int, int], tuple[int, int]]
+) -> None:
     """Puts codes [block, row, k] where `place` says."""
     for b, i, k in itertools.product(*map(range, codes.shape)):
         lane, item = place(b, i, k)
@@ -157,7 +171,7 @@ def _table(kind: str, arch: str) -> Array:
     name, numbers = _format(kind, arch), []
     for code in range(1 << WIDTHS[kind]):
         number = decode(code, name)
-        numbers.append(float(number) if not isinstance(number, str) else float(number))
+        numbers.append(float(number))
     return np.array(numbers)
 
 
@@ -198,7 +212,11 @@ def small_numbers(generator: np.random.Generator, size: tuple[int, ...], kind: s
 def result_codes(numbers: Array, kind: str) -> Array:
     if kind == "i32":
         return numbers.astype(np.int64).astype(np.uint64) & np.uint64(0xFFFFFFFF)
-    return numbers.astype(np.float32).view(np.uint32).astype(np.uint64) if kind == "f32" else numbers.astype(np.float64).view(np.uint64)
+    return (
+        numbers.astype(np.float32).view(np.uint32).astype(np.uint64)
+        if kind == "f32"
+        else numbers.astype(np.float64).view(np.uint64)
+    )
 
 
 def result_numbers(codes: Array, kind: str) -> Array:
@@ -221,7 +239,17 @@ def _line(name: str, shape: Shape, letter: str = "v", c: str | None = None, tail
     )
 
 
-def multiply(arch: str, line: str, shape: Shape, a: Array, b: Array, c: Array, *, exec_mask: int = (1 << 64) - 1, accumulates: bool = False) -> Array:
+def multiply(
+    arch: str,
+    line: str,
+    shape: Shape,
+    a: Array,
+    b: Array,
+    c: Array,
+    *,
+    exec_mask: int = (1 << 64) - 1,
+    accumulates: bool = False,
+) -> Array:
     """Runs one line on codes. accumulates: C and D are accumulation registers."""
     registers = np.zeros((512, 64), np.uint32)
     base = 256 if accumulates else 0
@@ -235,7 +263,12 @@ def multiply(arch: str, line: str, shape: Shape, a: Array, b: Array, c: Array, *
 
 
 def _items() -> list[tuple[str, str]]:
-    return [(arch, name) for name, (text, kinds) in NAMES.items() for arch in ARCHS if accepts(arch, _line(name, _shape(text, kinds)))]
+    return [
+        (arch, name)
+        for name, (text, kinds) in NAMES.items()
+        for arch in ARCHS
+        if accepts(arch, _line(name, _shape(text, kinds)))
+    ]
 
 
 def _skip_unmodelled(arch: str, name: str, line: str) -> bool:
@@ -267,7 +300,8 @@ def test_exact_products_lie_where_the_document_places_them(arch: str, name: str)
 
 def _first(got: Array, want: Array) -> str:
     where = tuple(int(x) for x in np.argwhere(got != want)[0])
-    return f"[block, row, column] {where}: {int(got[where]):#x}, should be {int(want[where]):#x}; {int((got != want).sum())} differ"
+    wrong = int((got != want).sum())
+    return f"[block, row, column] {where}: {int(got[where]):#x}, should be {int(want[where]):#x}; {wrong} differ"
 
 
 @pytest.mark.parametrize(("arch", "name"), _items())
@@ -325,7 +359,7 @@ def _random_codes(generator: np.random.Generator, size: tuple[int, ...], kind: s
 
 @pytest.mark.parametrize(("arch", "name"), [item for item in _items() if item[1].endswith(("_f16", "_bf16", "_f32"))])
 def test_subnormals_are_kept_and_specials_spread(arch: str, name: str) -> None:
-    """"keep Input/Output Denorms" (ISA 7.1.2); infinities and NaN follow IEEE 754."""
+    """ "keep Input/Output Denorms" (ISA 7.1.2); infinities and NaN follow IEEE 754."""
     shape = _shape(*NAMES[name])
     if arch not in modelled().get(name, ()):
         return
@@ -363,10 +397,17 @@ FORMATS = ("fp8", "bf8", "fp6", "bf6", "fp4")
 _SCALED = [(shape, a, b) for shape in ("16x16x128", "32x32x64") for a in FORMATS for b in FORMATS]
 
 
-def _scaled_line(text: str, a: str, b: str, scaled: bool, op_sel: tuple[int, int] = (0, 0), hi: tuple[int, int] = (0, 0)) -> str:
+def _scaled_line(
+    text: str, a: str, b: str, scaled: bool, op_sel: tuple[int, int] = (0, 0), hi: tuple[int, int] = (0, 0)
+) -> str:
     shape = _shape(text, f"{a}_{b}")
     count = {"fp8": 8, "bf8": 8, "fp6": 6, "bf6": 6, "fp4": 4}
-    operands = [_range(D, shape.result_registers), _range(A, count[a]), _range(B, count[b]), _range(C, shape.result_registers)]
+    operands = [
+        _range(D, shape.result_registers),
+        _range(A, count[a]),
+        _range(B, count[b]),
+        _range(C, shape.result_registers),
+    ]
     tail = "".join(f" {word}:{FORMATS.index(kind)}" for word, kind in (("cbsz", a), ("blgp", b)) if FORMATS.index(kind))
     if not scaled:
         return f"v_mfma_f32_{text}_f8f6f4 {', '.join(operands)}{tail}"
@@ -374,11 +415,22 @@ def _scaled_line(text: str, a: str, b: str, scaled: bool, op_sel: tuple[int, int
     return f"v_mfma_scale_f32_{text}_f8f6f4 {', '.join([*operands, f'v{SCALE_A}', f'v{SCALE_B}'])}{selects}{tail}"
 
 
-def _scaled_run(text: str, a_kind: str, b_kind: str, line: str, scales: tuple[Array, Array] | None, shifts: tuple[int, int], seed: int) -> tuple[Array, Array]:
+def _scaled_run(
+    text: str,
+    a_kind: str,
+    b_kind: str,
+    line: str,
+    scales: tuple[Array, Array] | None,
+    shifts: tuple[int, int],
+    seed: int,
+) -> tuple[Array, Array]:
     """(got, want): scales [row, block of 32 k] are put into the byte `shifts` says, the other bytes are noise."""
     shape = _shape(text, f"{a_kind}_{b_kind}")
     generator = np.random.default_rng(seed)
-    a, b = small_numbers(generator, (1, shape.m, shape.k), a_kind), small_numbers(generator, (1, shape.n, shape.k), b_kind)
+    a, b = (
+        small_numbers(generator, (1, shape.m, shape.k), a_kind),
+        small_numbers(generator, (1, shape.n, shape.k), b_kind),
+    )
     a[np.abs(a) > largest_whole(a_kind)] = 1
     b[np.abs(b) > largest_whole(b_kind)] = 1
     registers = generator.integers(0, 1 << 32, (512, 64), dtype=np.uint32)
@@ -415,7 +467,10 @@ def test_formats_of_8_bits_and_fewer_lie_where_the_tables_say(text: str, a: str,
 def test_each_lane_scales_its_own_block_of_32(text: str, a: str, b: str) -> None:
     shape = _shape(text, "fp8_fp8")
     generator = np.random.default_rng(8)
-    scales = generator.integers(125, 130, (shape.m, shape.k // 32)), generator.integers(125, 130, (shape.n, shape.k // 32))
+    scales = (
+        generator.integers(125, 130, (shape.m, shape.k // 32)),
+        generator.integers(125, 130, (shape.n, shape.k // 32)),
+    )
     for byte_a, byte_b in ((0, 0), (1, 2), (3, 1), (2, 3)):
         line = _scaled_line(text, a, b, True, (byte_a & 1, byte_b & 1), (byte_a >> 1, byte_b >> 1))
         assert accepts("gfx950", line)
@@ -426,7 +481,9 @@ def test_each_lane_scales_its_own_block_of_32(text: str, a: str, b: str) -> None
 def test_a_scale_of_all_ones_is_nan() -> None:
     scales = np.full((16, 4), 127), np.full((16, 4), 127)
     scales[0][3, 1] = 255
-    got, want = _scaled_run("16x16x128", "fp8", "fp8", _scaled_line("16x16x128", "fp8", "fp8", True), scales, (0, 0), 10)
+    got, want = _scaled_run(
+        "16x16x128", "fp8", "fp8", _scaled_line("16x16x128", "fp8", "fp8", True), scales, (0, 0), 10
+    )
     numbers = result_numbers(got, "f32")
     assert np.isnan(numbers[0, 3]).all() and not np.isnan(np.delete(numbers, 3, 1)).any()
     assert np.array_equal(np.delete(got, 3, 1), np.delete(want, 3, 1))

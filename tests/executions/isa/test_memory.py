@@ -13,11 +13,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from impl.executions.isa.coverage import modelled
-from impl.executions.isa.single import run_lines
 from tinygrad.runtime.autogen.amd.cdna.operands import OPERANDS
 from tinygrad.runtime.autogen.amd.cdna.str_pcode import PCODE
 
+from impl.executions.isa.coverage import modelled
+from impl.executions.isa.single import run_lines
 from tests.executions.isa import functions, lane_runs
 from tests.executions.isa.assembler import accepts
 from tests.executions.isa.pseudocode import Run, Value, whole
@@ -130,7 +130,9 @@ def test_lds_pairs_count_offsets_in_elements_or_64_of_them(arch: str, kind: str,
     assert changed[: len(want_memory)] == bytes(want_memory)
 
 
-@pytest.mark.parametrize(("kind", "width", "count"), [("tr_b16", 16, 2), ("tr_b8", 8, 2), ("tr_b4", 4, 2), ("b96_tr_b6", 6, 3)])
+@pytest.mark.parametrize(
+    ("kind", "width", "count"), [("tr_b16", 16, 2), ("tr_b8", 8, 2), ("tr_b4", 4, 2), ("b96_tr_b6", 6, 3)]
+)
 def test_transposing_reads_give_each_lane_a_column_of_its_sixteen_lanes(kind: str, width: int, count: int) -> None:
     """The bits that sixteen lanes address, read on as rows of sixteen elements; lane c of them gets column c (ISA 11.4)."""
     name = f"ds_read_{kind}" if kind.startswith("b96") else f"ds_read_b64_{kind}"
@@ -149,7 +151,9 @@ def test_transposing_reads_give_each_lane_a_column_of_its_sixteen_lanes(kind: st
             stream |= number(memory[at : at + bytes_each].tobytes()) << (8 * bytes_each * k)
         rows = bytes_each * 8 // width
         for column in range(16):
-            want = sum(((stream >> (width * (16 * row + column))) & ((1 << width) - 1)) << (width * row) for row in range(rows))
+            want = sum(
+                ((stream >> (width * (16 * row + column))) & ((1 << width) - 1)) << (width * row) for row in range(rows)
+            )
             assert number(lane_bits(after, DESTINATION, group + column, count)) == want, (group, column)
 
 
@@ -160,7 +164,7 @@ def test_lds_out_of_range_is_reported_or_reads_nothing(arch: str) -> None:
     before[ADDRESS] = 1 << 20
     try:
         wave = run_lines(arch, f"ds_read_b32 v{DESTINATION}, v{ADDRESS}" + LDS_WAIT, vgpr=before, lds=bytes(64))
-    except Exception as fault:  # noqa: BLE001
+    except Exception as fault:
         assert "MachineFault" in type(fault).__name__
     else:
         assert (wave.vgpr[DESTINATION] == 0).all()
@@ -173,7 +177,11 @@ def _lds_atomics() -> dict[str, Any]:
     found = {}
     for op, text in PCODE.items():
         name = op.name.lower()
-        if type(op).__name__ != "DSOp" or "RETURN_DATA" not in text or re.search(r"read|write|wrxchg2|permute|swizzle|append|condxchg|wrap", name):
+        if (
+            type(op).__name__ != "DSOp"
+            or "RETURN_DATA" not in text
+            or re.search(r"read|write|wrxchg2|permute|swizzle|append|condxchg|wrap", name)
+        ):
             continue
         found[name] = (op, text)
     return found
@@ -199,7 +207,9 @@ def _stated_atomic(text: str, name: str, data: int, data2: int, old: int, width:
         "RETURN_DATA": Value(0, width, "b"),
     }  # fmt: skip
     text = re.sub(r"MEM\[ADDR\](?!\.)", f"MEM[ADDR].b{width}", text)
-    run = Run(names, functions.named("gfx950"), memory={k: (old >> (8 * k)) & 255 for k in range(width // 8)}).execute(text)
+    run = Run(names, functions.named("gfx950"), memory={k: (old >> (8 * k)) & 255 for k in range(width // 8)}).execute(
+        text
+    )
     assert run.memory is not None
     return sum(byte << (8 * k) for k, byte in run.memory.items()), run.names["RETURN_DATA"].bits
 
@@ -218,7 +228,12 @@ def test_lds_atomics(arch: str, name: str) -> None:
 
     def drawn() -> int:
         if floats:
-            return number(struct.pack("<f" if width == 32 else "<d", generator.choice([0.0, -0.0, 1.5, -2.25, 1e30, generator.gauss(0, 10)])))
+            return number(
+                struct.pack(
+                    "<f" if width == 32 else "<d",
+                    generator.choice([0.0, -0.0, 1.5, -2.25, 1e30, generator.gauss(0, 10)]),
+                )
+            )
         return generator.choice([0, 1, 5, (1 << width) - 1, 1 << (width - 1), generator.getrandbits(width)])
 
     before, memory = registers(), bytearray(2048)
@@ -237,7 +252,9 @@ def test_lds_atomics(arch: str, name: str) -> None:
         got = number(wave.lds[16 * lane + 8 : 16 * lane + 8 + width // 8])
         want = left if on(SOME, lane) else old
         nan_width = -16 if name.endswith("_bf16") else 16 if name.endswith("_f16") else width if floats else 0
-        assert lane_runs.agrees(got, Result(want, (1 << width) - 1, None, nan_width)), f"{line}, lane {lane}: {rows[lane]}: {got:#x}, should be {want:#x}"
+        assert lane_runs.agrees(got, Result(want, (1 << width) - 1, None, nan_width)), (
+            f"{line}, lane {lane}: {rows[lane]}: {got:#x}, should be {want:#x}"
+        )
         if "_rtn" in name and on(SOME, lane):
             assert number(lane_bits(wave.vgpr, DESTINATION, lane, count)) == returned == old
 
@@ -290,20 +307,31 @@ def test_global_addresses_from_a_scalar_base_take_32_unsigned_bits_of_offset(arc
     after = run_lines(arch, line + MEMORY_WAIT, vgpr=before, sgpr=sgpr, memory={base: memory}).vgpr
     for lane in range(64):
         at = int(before[ADDRESS, lane]) - 0x80000000 + 16
-        assert after[DESTINATION, lane] == (number(memory[at : at + 4].tobytes()) if on(SOME, lane) else before[DESTINATION, lane])
+        assert after[DESTINATION, lane] == (
+            number(memory[at : at + 4].tobytes()) if on(SOME, lane) else before[DESTINATION, lane]
+        )
 
 
 @pytest.mark.parametrize("arch", ARCHS)
-@pytest.mark.parametrize(("kind", "size", "shift"), [("byte", 1, 0), ("short", 2, 0), ("byte_d16_hi", 1, 16), ("short_d16_hi", 2, 16),
-                                                     ("dword", 4, 0), ("dwordx2", 8, 0), ("dwordx3", 12, 0), ("dwordx4", 16, 0)])  # fmt: skip
+@pytest.mark.parametrize(
+    ("kind", "size", "shift"),
+    [("byte", 1, 0), ("short", 2, 0), ("byte_d16_hi", 1, 16), ("short_d16_hi", 2, 16), ("dword", 4, 0), ("dwordx2", 8, 0),
+     ("dwordx3", 12, 0), ("dwordx4", 16, 0)],
+)  # fmt: skip
 @pytest.mark.parametrize("space", ["global", "buffer"])
 def test_stores(arch: str, kind: str, size: int, shift: int, space: str) -> None:
     memory, before = aligned(4096, 64), registers()
     original, base, count = memory.tobytes(), memory.ctypes.data, max(1, size // 4)
     before[ADDRESS] = np.random.default_rng(65).permutation(250)[:64] * 16
-    where = f"v{ADDRESS}, {wide(DATA, count)}, s[8:9]" if space == "global" else f"{wide(DATA, count)}, v{ADDRESS}, s[8:11], 0 offen"
+    where = (
+        f"v{ADDRESS}, {wide(DATA, count)}, s[8:9]"
+        if space == "global"
+        else f"{wide(DATA, count)}, v{ADDRESS}, s[8:11], 0 offen"
+    )
     sgpr = scalars(SOME, s8=base & 0xFFFFFFFF, s9=base >> 32, s10=0x7FFFFFFE, s11=0x27000)
-    run_lines(arch, f"{space}_store_{kind} {where} offset:16" + MEMORY_WAIT, vgpr=before, sgpr=sgpr, memory={base: memory})
+    run_lines(
+        arch, f"{space}_store_{kind} {where} offset:16" + MEMORY_WAIT, vgpr=before, sgpr=sgpr, memory={base: memory}
+    )
     want = bytearray(original)
     for lane in range(64):
         if on(SOME, lane):
@@ -315,12 +343,19 @@ def test_stores(arch: str, kind: str, size: int, shift: int, space: str) -> None
 @pytest.mark.parametrize("arch", ARCHS)
 @pytest.mark.parametrize("kind", KINDS)
 def test_buffer_loads_check_each_dword_without_the_scalar_offset(arch: str, kind: str) -> None:
-    """"Out of Range if: (InstOffset + (OffEN ? vgpr_offset : 0)) >= NumRecords ... Load/store-Dword-x{2,3,4} and range-check
+    """ "Out of Range if: (InstOffset + (OffEN ? vgpr_offset : 0)) >= NumRecords ... Load/store-Dword-x{2,3,4} and range-check
     per component ... reads return zero" (ISA 9.1.5.1); `sgpr_offset` moves the address and is not checked."""
     size, signed = KINDS[kind]
     memory, before = aligned(8192, 66), registers()
     base, count, records, scalar = memory.ctypes.data, max(1, size // 4), 2000, 1024
-    offsets = [int(x) * 4 for x in np.random.default_rng(67).integers(0, 520, 58)] + [1984, 1988, 1992, 1996, 0x80000000, 0xFFFFFF00]
+    offsets = [int(x) * 4 for x in np.random.default_rng(67).integers(0, 520, 58)] + [
+        1984,
+        1988,
+        1992,
+        1996,
+        0x80000000,
+        0xFFFFFF00,
+    ]
     before[ADDRESS] = np.array(offsets, np.uint32)
     sgpr = scalars(SOME, s8=base & 0xFFFFFFFF, s9=base >> 32, s10=records, s11=0x27000, s12=scalar)
     line = f"buffer_load_{kind} {wide(DESTINATION, count)}, v{ADDRESS}, s[8:11], s12 offen offset:4"
@@ -344,7 +379,13 @@ def test_buffer_stores_out_of_range_are_dropped_by_dword(arch: str) -> None:
     before[ADDRESS] = np.arange(64) * 16 + 12
     before[ADDRESS, 63] = 0x80000000
     sgpr = scalars(ALL, s8=base & 0xFFFFFFFF, s9=base >> 32, s10=records, s11=0x27000)
-    run_lines(arch, f"buffer_store_dwordx4 {wide(DATA, 4)}, v{ADDRESS}, s[8:11], 0 offen" + MEMORY_WAIT, vgpr=before, sgpr=sgpr, memory={base: memory})
+    run_lines(
+        arch,
+        f"buffer_store_dwordx4 {wide(DATA, 4)}, v{ADDRESS}, s[8:11], 0 offen" + MEMORY_WAIT,
+        vgpr=before,
+        sgpr=sgpr,
+        memory={base: memory},
+    )
     want = bytearray(original)
     for lane in range(63):
         for k in range(4):
@@ -354,9 +395,12 @@ def test_buffer_stores_out_of_range_are_dropped_by_dword(arch: str) -> None:
     assert memory.tobytes() == bytes(want)
 
 
-@pytest.mark.parametrize(("arch", "kind", "size"), [("gfx942", "dword", 4), ("gfx950", "dword", 4), ("gfx950", "dwordx3", 12), ("gfx950", "dwordx4", 16)])
+@pytest.mark.parametrize(
+    ("arch", "kind", "size"),
+    [("gfx942", "dword", 4), ("gfx950", "dword", 4), ("gfx950", "dwordx3", 12), ("gfx950", "dwordx4", 16)],
+)
 def test_buffer_loads_into_lds_lie_lane_by_lane_from_m0(arch: str, kind: str, size: int) -> None:
-    """"LDS_offset = M0 ... TIDinWave * 4"; "for data-size of 3 or 4 dwords ... TIDinWave * 16 ... LOAD_DWORDX3 writes 3 dwords
+    """ "LDS_offset = M0 ... TIDinWave * 4"; "for data-size of 3 or 4 dwords ... TIDinWave * 16 ... LOAD_DWORDX3 writes 3 dwords
     and skips the 4th" (ISA 9.1.9); out of range, zero is written."""
     memory, before = aligned(8192, 69), registers()
     lds, base = noise(70, 4096), memory.ctypes.data
@@ -366,7 +410,9 @@ def test_buffer_loads_into_lds_lie_lane_by_lane_from_m0(arch: str, kind: str, si
     assert accepts(arch, line)
     sgpr = scalars(SOME, s8=base & 0xFFFFFFFF, s9=base >> 32, s10=0x7FFFFFFE, s11=0x27000, s12=16)
     sgpr[124] = 512
-    got = run_lines(arch, "s_nop 0\n" + line + MEMORY_WAIT, vgpr=before, sgpr=sgpr, lds=lds.tobytes(), memory={base: memory}).lds
+    got = run_lines(
+        arch, "s_nop 0\n" + line + MEMORY_WAIT, vgpr=before, sgpr=sgpr, lds=lds.tobytes(), memory={base: memory}
+    ).lds
     want, step = bytearray(lds.tobytes()), 4 if size == 4 else 16
     for lane in range(64):
         if on(SOME, lane):
@@ -381,10 +427,14 @@ GLOBAL_ATOMICS = {"add": "u", "sub": "u", "smin": "i", "umin": "u", "smax": "i",
 
 def _atomic(name: str, old: int, data: int, compare: int, width: int) -> int:
     mask = (1 << width) - 1
-    signed = lambda x: x - (1 << width) if x >> (width - 1) else x  # noqa: E731
+
+    def signed(x: int) -> int:
+        return x - (1 << width) if x >> (width - 1) else x
+
     return {
-        "add": old + data, "sub": old - data, "smin": min(old, data, key=signed), "umin": min(old, data), "smax": max(old, data, key=signed),
-        "umax": max(old, data), "and": old & data, "or": old | data, "xor": old ^ data, "inc": 0 if old >= data else old + 1,
+        "add": old + data, "sub": old - data, "smin": min(old, data, key=signed), "umin": min(old, data),
+        "smax": max(old, data, key=signed), "umax": max(old, data), "and": old & data, "or": old | data,
+        "xor": old ^ data, "inc": 0 if old >= data else old + 1,
         "dec": data if old == 0 or old > data else old - 1, "swap": data, "cmpswap": data if old == compare else old,
     }[name] & mask  # fmt: skip
 
@@ -402,7 +452,9 @@ def test_memory_atomics(arch: str, name: str, width: int, returns: bool, space: 
     before[ADDRESS] = np.arange(64) * 16
     rows = []
     for lane in range(64):
-        old, data, compare = (generator.choice([0, 1, (1 << width) - 1, 1 << (width - 1), generator.getrandbits(width)]) for _ in range(3))
+        old, data, compare = (
+            generator.choice([0, 1, (1 << width) - 1, 1 << (width - 1), generator.getrandbits(width)]) for _ in range(3)
+        )
         compare = old if lane % 2 else compare
         rows.append((old, data, compare))
         memory[16 * lane : 16 * lane + width // 8] = np.frombuffer(old.to_bytes(width // 8, "little"), np.uint8)
@@ -424,7 +476,16 @@ def test_memory_atomics(arch: str, name: str, width: int, returns: bool, space: 
 
 
 @pytest.mark.parametrize("arch", ARCHS)
-@pytest.mark.parametrize(("name", "dtype"), [("add_f32", np.float32), ("add_f64", np.float64), ("min_f64", np.float64), ("max_f64", np.float64), ("pk_add_f16", np.float16)])
+@pytest.mark.parametrize(
+    ("name", "dtype"),
+    [
+        ("add_f32", np.float32),
+        ("add_f64", np.float64),
+        ("min_f64", np.float64),
+        ("max_f64", np.float64),
+        ("pk_add_f16", np.float16),
+    ],
+)
 @pytest.mark.parametrize("space", ["global", "buffer"])
 def test_float_atomics(arch: str, name: str, dtype: Any, space: str) -> None:
     if arch not in modelled().get(f"{space}_atomic_{name}", ()):
@@ -448,7 +509,9 @@ def test_float_atomics(arch: str, name: str, dtype: Any, space: str) -> None:
 
 
 @pytest.mark.parametrize("arch", ARCHS)
-@pytest.mark.parametrize(("kind", "count"), [("dword", 1), ("dwordx2", 2), ("dwordx4", 4), ("dwordx8", 8), ("dwordx16", 16)])
+@pytest.mark.parametrize(
+    ("kind", "count"), [("dword", 1), ("dwordx2", 2), ("dwordx4", 4), ("dwordx8", 8), ("dwordx16", 16)]
+)
 def test_scalar_loads(arch: str, kind: str, count: int) -> None:
     memory = aligned(4096, 75)
     base = memory.ctypes.data
@@ -456,14 +519,16 @@ def test_scalar_loads(arch: str, kind: str, count: int) -> None:
     destination = "s16" if count == 1 else f"s[16:{16 + count - 1}]"
     for tail, offset in (("0x40", 0x40), ("s10", 256)):
         sgpr = scalars(0, s8=base & 0xFFFFFFFF, s9=base >> 32, s10=256)
-        wave = run_lines(arch, f"s_load_{kind} {destination}, s[8:9], {tail}" + LDS_WAIT, sgpr=sgpr, memory={base: memory})
+        wave = run_lines(
+            arch, f"s_load_{kind} {destination}, s[8:9], {tail}" + LDS_WAIT, sgpr=sgpr, memory={base: memory}
+        )
         assert wave.sgpr[16 : 16 + count].tobytes() == memory[offset : offset + 4 * count].tobytes()
 
 
 @pytest.mark.parametrize("arch", ARCHS)
 @pytest.mark.parametrize(("name", "size", "signed", "high"), [
-    ("ubyte_d16", 1, False, False), ("ubyte_d16_hi", 1, False, True), ("sbyte_d16", 1, True, False), ("sbyte_d16_hi", 1, True, True),
-    ("short_d16", 2, False, False), ("short_d16_hi", 2, False, True),
+    ("ubyte_d16", 1, False, False), ("ubyte_d16_hi", 1, False, True), ("sbyte_d16", 1, True, False),
+    ("sbyte_d16_hi", 1, True, True), ("short_d16", 2, False, False), ("short_d16_hi", 2, False, True),
 ])  # fmt: skip
 def test_half_register_loads_fill_their_half(arch: str, name: str, size: int, signed: bool, high: bool) -> None:
     """The other half: kept, or zero where memory has ECC (ISA 9.1.6). Compilers for these architectures rely on neither."""
@@ -471,9 +536,19 @@ def test_half_register_loads_fill_their_half(arch: str, name: str, size: int, si
     base = memory.ctypes.data
     before[ADDRESS] = np.arange(64) * 4
     sgpr = scalars(ALL, s8=base & 0xFFFFFFFF, s9=base >> 32)
-    after = run_lines(arch, f"global_load_{name} v{DESTINATION}, v{ADDRESS}, s[8:9]" + MEMORY_WAIT, vgpr=before, sgpr=sgpr, memory={base: memory}).vgpr
+    after = run_lines(
+        arch,
+        f"global_load_{name} v{DESTINATION}, v{ADDRESS}, s[8:9]" + MEMORY_WAIT,
+        vgpr=before,
+        sgpr=sgpr,
+        memory={base: memory},
+    ).vgpr
     for lane in range(64):
         want = number(memory[4 * lane : 4 * lane + size].tobytes(), signed) & 0xFFFF
         got = int(after[DESTINATION, lane])
-        other, kept = ((got & 0xFFFF, int(before[DESTINATION, lane]) & 0xFFFF) if high else (got >> 16, int(before[DESTINATION, lane]) >> 16))
+        other, kept = (
+            (got & 0xFFFF, int(before[DESTINATION, lane]) & 0xFFFF)
+            if high
+            else (got >> 16, int(before[DESTINATION, lane]) >> 16)
+        )
         assert (got >> 16 if high else got & 0xFFFF) == want and other in (0, kept)

@@ -7,10 +7,10 @@ are those that LLVM's assembler takes. What the executor does not model it must 
 from __future__ import annotations
 
 import pytest
+
 from impl.executions.isa.coverage import modelled
 from impl.executions.isa.single import run_lines
 from impl.executions.isa.unsupported import UnsupportedInstruction
-
 from tests.executions.isa import lane_runs, statements
 from tests.executions.isa.assembler import accepts
 from tests.executions.isa.statements import Form, forms, instructions
@@ -19,7 +19,11 @@ from tests.executions.isa.statements import Form, forms, instructions
 def _items() -> list[tuple[str, str]]:
     found = []
     for key, ins in instructions().items():
-        if statements.WHOLE_WAVE.match(ins.name) or statements.APPROXIMATE.match(ins.name) or statements.BY_HAND.search(ins.name):
+        if (
+            statements.WHOLE_WAVE.match(ins.name)
+            or statements.APPROXIMATE.match(ins.name)
+            or statements.BY_HAND.search(ins.name)
+        ):
             continue
         found += [(arch, key) for arch in statements.ARCHS if accepts(arch, forms(ins)[0].line)]
     return found

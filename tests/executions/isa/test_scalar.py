@@ -8,12 +8,12 @@ from dataclasses import dataclass
 
 import numpy as np
 import pytest
-from impl.executions.isa.coverage import modelled
-from impl.executions.isa.single import run_lines
-from impl.executions.isa.unsupported import UnsupportedInstruction
 from tinygrad.runtime.autogen.amd.cdna.operands import OPERANDS
 from tinygrad.runtime.autogen.amd.cdna.str_pcode import PCODE
 
+from impl.executions.isa.coverage import modelled
+from impl.executions.isa.single import run_lines
+from impl.executions.isa.unsupported import UnsupportedInstruction
 from tests.executions.isa import functions
 from tests.executions.isa.assembler import accepts
 from tests.executions.isa.pseudocode import Run, Value, whole
@@ -75,7 +75,11 @@ class Asked:
 
 def _draw(row: Scalar, generator: random.Random) -> Asked:
     def register() -> int:
-        return generator.choice(_HOSTILE) if generator.random() < 0.6 else generator.getrandbits(32) >> generator.randrange(32)
+        return (
+            generator.choice(_HOSTILE)
+            if generator.random() < 0.6
+            else generator.getrandbits(32) >> generator.randrange(32)
+        )
 
     sources = tuple(register() | (register() << 32 if width > 32 else 0) for width in row.reads)
     if len(sources) == 2 and generator.random() < 0.15:
@@ -87,13 +91,19 @@ def _draw(row: Scalar, generator: random.Random) -> Asked:
 
 def _stated(row: Scalar, asked: Asked) -> tuple[int, int, int]:
     """(destination's 64 bits, SCC, EXEC) afterwards."""
-    names = functions.constants() | {f"S{k}": Value(bits, max(32, row.reads[k]), "b") for k, bits in enumerate(asked.sources)}
+    names = functions.constants() | {
+        f"S{k}": Value(bits, max(32, row.reads[k]), "b") for k, bits in enumerate(asked.sources)
+    }
     if row.immediate:
         compares = row.name.startswith("s_cmpk")
         names |= {"S0": Value(asked.old & 0xFFFFFFFF, 32, "b")} if compares else {}
         names["S1" if compares else "S0"] = whole(asked.immediate, 16, "b")
     width = max(32, row.writes)
-    names |= {"D0": Value(asked.old & ((1 << width) - 1), width, "b"), "SCC": whole(asked.scc, 1, "u"), "EXEC": Value(asked.exec, 64, "u")}
+    names |= {
+        "D0": Value(asked.old & ((1 << width) - 1), width, "b"),
+        "SCC": whole(asked.scc, 1, "u"),
+        "EXEC": Value(asked.exec, 64, "u"),
+    }
     run = Run(names, functions.named("gfx950")).execute(row.text)
     written = (1 << width) - 1 if row.writes else 0
     return (asked.old & ~written) | (run.names["D0"].bits & written), run.names["SCC"].bits & 1, run.names["EXEC"].bits
@@ -106,7 +116,11 @@ def _differences(row: Scalar, arch: str) -> list[str]:
         asked = _draw(row, generator)
         line = _line(row, asked.immediate)
         sgpr = np.random.default_rng(7).integers(0, 1 << 32, 128, dtype=np.uint32)
-        for at, bits in ((DESTINATION, asked.old), (EXEC, asked.exec), *zip((FIRST, SECOND), asked.sources, strict=False)):
+        for at, bits in (
+            (DESTINATION, asked.old),
+            (EXEC, asked.exec),
+            *zip((FIRST, SECOND), asked.sources, strict=False),
+        ):
             sgpr[at], sgpr[at + 1] = bits & 0xFFFFFFFF, bits >> 32
         wave = run_lines(arch, line, sgpr=sgpr, scc=asked.scc)
         got = [int(wave.sgpr[at]) | int(wave.sgpr[at + 1]) << 32 for at in (DESTINATION, EXEC)]
@@ -114,8 +128,8 @@ def _differences(row: Scalar, arch: str) -> list[str]:
         if (got[0], wave.scc, got[1]) != (destination, scc, enabled):
             sources = [hex(bits) for bits in asked.sources]
             found.append(
-                f"{line}, sources {sources}, old {asked.old:#x}, scc {asked.scc}, exec {asked.exec:#x}: destination {got[0]:#x}, scc "
-                f"{wave.scc}, exec {got[1]:#x}, should be {destination:#x}, {scc}, {enabled:#x}"
+                f"{line}, sources {sources}, old {asked.old:#x}, scc {asked.scc}, exec {asked.exec:#x}: "
+                f"destination {got[0]:#x}, scc {wave.scc}, exec {got[1]:#x}, should be {destination:#x}, {scc}, {enabled:#x}"
             )
     return found
 
