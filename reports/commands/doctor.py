@@ -2,8 +2,9 @@
 
 import importlib
 import os
-from typing import Any
+from typing import Annotated, Any
 
+import typer
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
@@ -15,13 +16,20 @@ from impl.sources.source_tree import SourceError
 from reports.commands.shared import AiterOption, VllmOption, application, console_of, use_trees
 from reports.environment import default_execution, environment, unavailable
 
+IsaOption = Annotated[
+    bool,
+    typer.Option("--isa", help="Which AMD instructions are modelled, and what nobody can settle without hardware."),
+]
+
 
 @application.command()
-def doctor(vllm: VllmOption = None, aiter: AiterOption = None) -> int:
+def doctor(vllm: VllmOption = None, aiter: AiterOption = None, isa: IsaOption = False) -> int:
     """What this machine is, which executions and implementations can answer on it, and how right its interpreter is.
 
     1 when the corrected interpreter gets a row of its conformance table wrong.
     """
+    if isa:
+        return _print_machine(console_of())
     trees = use_trees(vllm, aiter)
     console = console_of()
     os.environ.setdefault("TRITON_INTERPRET", "1")
@@ -41,6 +49,38 @@ def doctor(vllm: VllmOption = None, aiter: AiterOption = None) -> int:
                         reasons = [str(error)]
                     console.print(escape(f"{op} {answerer.name} --on {on}: {'; '.join(reasons) or 'can answer'}"))
     return _print_conformance(console)
+
+
+def _print_machine(console: Console) -> int:
+    """Which instructions the executor of machine code models, by unit, and what nobody can settle without hardware."""
+    reasons = unavailable("isa:gfx950")
+    if reasons:
+        console.print(escape(f"isa: {'; '.join(reasons)}"))
+        return 1
+    coverage = importlib.import_module("impl.executions.isa.coverage")
+    modelled: dict[str, frozenset[str]] = coverage.modelled()
+    table = Table("instructions", "gfx942", "gfx950", "mnemonics", box=None)
+    groups: dict[str, list[str]] = {}
+    for name in modelled:
+        groups.setdefault(_unit(name), []).append(name)
+    for unit, names in groups.items():
+        counts = [sum(arch in modelled[name] for name in names) for arch in ("gfx942", "gfx950")]
+        table.add_row(unit, *map(str, counts), escape(" ".join(names)))
+    console.print(table)
+    total = [sum(arch in archs for archs in modelled.values()) for arch in ("gfx942", "gfx950")]
+    console.print(f"modelled: {total[0]} mnemonics of gfx942, {total[1]} of gfx950; any other one is refused by name")
+    console.print("what no test here can settle, and what is assumed:")
+    for sentence in coverage.UNSETTLED:
+        console.print(escape(f"* {sentence}"))
+    return 0
+
+
+def _unit(name: str) -> str:
+    for start, unit in (("v_mfma", "matrix"), ("v_cmp", "vector comparisons"), ("v_cvt", "conversions"), ("v_", "vector"),
+                        ("s_load", "scalar memory"), ("s_buffer", "scalar memory"), ("s_", "scalar"), ("ds_", "LDS")):  # fmt: skip
+        if name.startswith(start):
+            return unit
+    return name.partition("_")[0]
 
 
 def _print_conformance(console: Console) -> int:

@@ -50,6 +50,14 @@ _FLAGS = frozenset(
 )
 
 
+# Directives that say nothing about what is executed.
+_SILENT = frozenset(
+    (".p2align", ".type", ".size", ".globl", ".weak", ".protected", ".hidden", ".ident", ".addrsig", ".set",
+     ".end_amdhsa_kernel", ".amdgcn_target", ".amdgpu_metadata", ".end_amdgpu_metadata", ".amdhsa_code_object_version",
+     ".no_dead_strip", ".file", ".loc")
+)  # fmt: skip
+
+
 @dataclass(frozen=True)
 class Operand:
     """One operand as it is written.
@@ -171,6 +179,10 @@ def _read_code(program: Program, text: str) -> None:
                 where = f"{files.get(at[0], '?')}:{at[1]}" if at[1] != "0" else where
             elif word in (".text", ".section"):
                 in_text = word == ".text" or rest.strip().startswith(".text")
+            elif inside and in_text and word not in _SILENT and not word.startswith((".cfi_", ".amdhsa_", ".L")):
+                raise UnsupportedInstruction(
+                    f"line {number}, {line!r}: the directive {word} is not known among instructions"
+                )
             continue
         if inside and in_text:
             program.instructions.append(_instruction(line, number, where))
@@ -264,14 +276,16 @@ def _operand(piece: str, line: str, number: int) -> Operand:
     if register is not None:
         first = int(register[2] or register[3])
         count = int(register[4]) - first + 1 if register[4] else 1
+        if count < 1 or first + count > (128 if register[1] == "s" else 256):
+            raise UnsupportedInstruction(f"line {number}, {line!r}: there is no register {text}")
         kind: Kind = "s" if register[1] == "s" else "v"
         return Operand(kind, text, first + (256 if register[1] == "a" else 0), count, **how)
     if text in _NAMED:
         return Operand("s", text, _NAMED[text][0], _NAMED[text][1], **how)
     if text in ("off", "null"):
         return Operand("off", text)
-    if text in _FLOATS or text == _INVERSE_2PI or re.fullmatch(r"-?\d+\.\d+(e[-+]?\d+)?", text):
-        bits = 0x3E22F983 if text == _INVERSE_2PI else struct.unpack("<I", struct.pack("<f", float(text)))[0]
+    if text in _FLOATS or text.startswith(_INVERSE_2PI) or re.fullmatch(r"-?\d+\.\d+(e[-+]?\d+)?", text):
+        bits = 0x3E22F983 if text.startswith(_INVERSE_2PI) else struct.unpack("<I", struct.pack("<f", float(text)))[0]
         return Operand("constant", text, value=bits, is_float=True, **how)
     if _NUMBER.match(text):
         return Operand("constant", text, value=int(text, 0), **how)

@@ -31,6 +31,16 @@ LDS_LIMIT: Mapping[str, int] = {"gfx942": 65536, "gfx950": 163840}
 DEFAULT_LIMIT = 2_000_000_000
 """Wave-instructions after which a launch counts as endless."""
 
+# How a kernel asks to be started, where there is a choice: as Triton's compiler asks.
+_DIRECTIVES = {
+    "ieee_mode": 1,
+    "dx10_clamp": 1,
+    "fp16_overflow": 0,
+    "float_round_mode_32": 0,
+    "float_round_mode_16_64": 0,
+    "float_denorm_mode_32": 3,
+    "float_denorm_mode_16_64": 3,
+}
 # IEEE_MODE, DX10_CLAMP and subnormals kept, as every kernel descriptor here asks.
 _MODE = 0x3F0
 
@@ -104,7 +114,6 @@ class Kernel:
 
 @functools.cache
 def _executor() -> tuple[Any, Any]:
-    warnings.filterwarnings("ignore", category=NumbaExperimentalFeatureWarning)
     module = compiled()
     return module.VECTORS, module.scalar
 
@@ -129,6 +138,9 @@ def prepare(program: Program) -> Kernel:
     """Encodes a program. Raises `UnsupportedInstruction` for what is not modelled."""
     if program.arch not in LDS_LIMIT:
         raise UnsupportedInstruction(f"{program.arch} is not modelled: {' and '.join(LDS_LIMIT)} are")
+    for name, value in _DIRECTIVES.items():
+        if program.directive(name, value) != value:
+            raise UnsupportedInstruction(f".amdhsa_{name} {program.directive(name)}: only {value} is modelled")
     return Kernel(program, encoding.encode(program))
 
 
@@ -237,9 +249,11 @@ def _run(
     )
     while True:
         memory = core.Memory(low, high, page_base, page_of, pages)
-        ends = core.run_launch(
-            code, state.waves, state.shared, state.private, memory, numbers, work, vectors, scalar, start
-        )
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", NumbaExperimentalFeatureWarning)
+            ends = core.run_launch(
+                code, state.waves, state.shared, state.private, memory, numbers, work, vectors, scalar, start
+            )
         if ends != core.GROW:
             break
         pages = np.concatenate([pages, np.zeros_like(pages)])

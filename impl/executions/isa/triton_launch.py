@@ -94,8 +94,8 @@ def unsupported(arch: str) -> list[str]:
     if importlib.util.find_spec("triton") is None:
         reasons.append("triton is not installed")
         return reasons
-    if os.environ.get("TRITON_INTERPRET") == "1":
-        reasons.append("TRITON_INTERPRET=1: kernels are decorated for the interpreter, not for the compiler")
+    if os.environ.get("TRITON_INTERPRET", "").lower() in ("1", "true", "on", "yes", "y"):
+        reasons.append("TRITON_INTERPRET is set: kernels are decorated for the interpreter, not for the compiler")
     if _installed is not None and arch != _installed:
         reasons.append(f"this process executes {_installed} already")
     if not reasons and not _has_backend():
@@ -124,12 +124,15 @@ def install(arch: str) -> None:
     tuner = importlib.import_module("triton.runtime.autotuner").Autotuner
 
     def run(self: Any, *args: Any, grid: Any, warmup: bool = False, **keywords: Any) -> None:
-        del warmup
+        if warmup:
+            return
         _launch(self, args, grid, keywords, arch)
 
     def tuned(self: Any, *args: Any, **keywords: Any) -> Any:
         self.nargs = dict(zip(self.arg_names, args, strict=False))
         config = self.prune_configs(keywords)[0]
+        if config.pre_hook is not None:
+            config.pre_hook({**self.nargs, **keywords, **config.all_kwargs()})
         return self.fn.run(*args, **{**keywords, **config.all_kwargs()})
 
     jit.JITFunction.run = run
