@@ -343,14 +343,14 @@ def floor32(a):
 @njit
 def truncate64(a):
     if not abs(a) < 4503599627370496.0:
-        return a
+        return quiet64(a)
     return math.copysign(f64(i64(a)), a)
 
 
 @njit
 def floor64(a):
     if not abs(a) < 4503599627370496.0:
-        return a
+        return quiet64(a)
     whole = math.copysign(f64(i64(a)), a)
     return whole - 1.0 if whole > a else whole
 
@@ -367,7 +367,7 @@ def nearest32(a):
 @njit
 def nearest64(a):
     if not abs(a) < 4503599627370496.0:
-        return a
+        return quiet64(a)
     sign = math.copysign(4503599627370496.0, a)
     return math.copysign((a + sign) - sign, a)
 
@@ -403,6 +403,12 @@ def number_of64(a, b):
         if value != value and (bits_of_f64(value) & u64(1 << 51)) == u64(0):
             return f64_of(bits_of_f64(value) | u64(1 << 51))
     return b if a != a else a
+
+
+@njit
+def quiet64(a):
+    """A signaling NaN made quiet; everything else as it is."""
+    return f64_of(bits_of_f64(a) | u64(1 << 51)) if a != a else a
 
 
 @njit
@@ -488,7 +494,7 @@ def exponent_bits(a):
 @njit
 def scale64(a, power):
     if a == 0 or not math.isfinite(a):
-        return a
+        return quiet64(a)
     return math.ldexp(a, min(max(power, -4000), 4000))
 
 
@@ -634,6 +640,12 @@ def from_half(a):
         value = f32(fraction) * f32(5.9604644775390625e-08)
         return -value if sign else value
     return f32_of((sign << 31) | ((power + 112) << 23) | (fraction << 13))
+
+
+@njit
+def mixed(bits, halves, place):
+    """A source of v_fma_mix: a half, which is widened, or a binary32."""
+    return from_half(bits & 0xFFFF) if (halves >> place) & 1 else f32_of(bits)
 
 
 @njit

@@ -26,6 +26,8 @@ _FLOATS = {"0.5", "-0.5", "1.0", "-1.0", "2.0", "-2.0", "4.0", "-4.0"}
 _INVERSE_2PI = "0.15915494"
 _REGISTER = re.compile(r"([vsa])(?:(\d+)|\[(\d+):(\d+)\])$")
 _NUMBER = re.compile(r"-?(0x[0-9a-fA-F]+|\d+)$")
+# Up to a remark; what stands between quotes is none.
+_REMARK = re.compile(r'(?:"[^"]*"|(?!;|//).)*')
 _LABEL = re.compile(r"^([.\w$]+):")
 _WORD_MODIFIER = re.compile(r"^([a-z][a-z0-9_]*):(.+)$")
 _FLAGS = frozenset(
@@ -50,11 +52,10 @@ _FLAGS = frozenset(
 )
 
 
-# Directives that say nothing about what is executed.
-_SILENT = frozenset(
-    (".p2align", ".type", ".size", ".globl", ".weak", ".protected", ".hidden", ".ident", ".addrsig", ".set",
-     ".end_amdhsa_kernel", ".amdgcn_target", ".amdgpu_metadata", ".end_amdgpu_metadata", ".amdhsa_code_object_version",
-     ".no_dead_strip", ".file", ".loc")
+# Directives that put something else among the instructions than instructions; alignment and padding are neither.
+_DATA = frozenset(
+    (".long", ".byte", ".short", ".hword", ".quad", ".octa", ".word", ".int", ".float", ".double", ".ascii", ".asciz", ".string",
+     ".incbin", ".rept", ".irp", ".if", ".ifdef", ".macro", ".include", ".org", ".zero", ".space")
 )  # fmt: skip
 
 
@@ -179,7 +180,7 @@ def _read_code(program: Program, text: str) -> None:
                 where = f"{files.get(at[0], '?')}:{at[1]}" if at[1] != "0" else where
             elif word in (".text", ".section"):
                 in_text = word == ".text" or rest.strip().startswith(".text")
-            elif inside and in_text and word not in _SILENT and not word.startswith((".cfi_", ".amdhsa_", ".L")):
+            elif inside and in_text and word in _DATA:
                 raise UnsupportedInstruction(
                     f"line {number}, {line!r}: the directive {word} is not known among instructions"
                 )
@@ -189,9 +190,7 @@ def _read_code(program: Program, text: str) -> None:
 
 
 def _without_comment(line: str) -> str:
-    for mark in (";", "//"):
-        line = line.split(mark, 1)[0]
-    return line
+    return _REMARK.match(line)[0]  # type: ignore[index]
 
 
 def _instruction(line: str, number: int, where: str) -> Instruction:

@@ -229,6 +229,15 @@ def scalar_unready(code, words, sl, w):
 
 
 @njit
+def scalars_unready(sl, w, index, count):
+    """Whether a load into scalar registers has not been waited for."""
+    for word in range(count):
+        if sl[index + word] > w[LGKM_DONE]:
+            return True
+    return False
+
+
+@njit
 def lane_of(kind, value, lane):
     """Where a lane reads under a lane pattern, or -1 for nowhere."""
     place = lane & 15
@@ -689,7 +698,7 @@ def read_operand(v, vk, base, words, kind, per_lane, wide, blocks, depth, split,
 
 
 @njit
-def apply_scales(r, side, v, s, w, literals, wide, depth, numbers):
+def apply_scales(r, side, v, vk, s, w, literals, wide, depth, numbers, known):
     """Multiplies each 32 numbers along k by the power of two of the lane that owns them."""
     code = r[row.SRC3] if side == 0 else r[row.TARGET]
     shift = 8 * r[row.SELECT0 + side]
@@ -699,6 +708,8 @@ def apply_scales(r, side, v, s, w, literals, wide, depth, numbers):
                 bits = i64(v[code, line + wide * part])
             else:
                 bits = i64(scalar_of(code, 1, s, w, literals))
+            if code < row.SCALAR_BASE and not lane_bit(vk[code], line + wide * part):
+                known[0, line] = False
             factor = scale_factor((bits >> shift) & 255)
             for k in range(32 * part, 32 * part + 32):
                 numbers[0, line, k] *= factor
@@ -743,8 +754,8 @@ def matrix(r, m, v, vk, s, w, literals, left, right, known_left, known_right, ad
         known_right,
     )
     if m[row.SCALED]:
-        apply_scales(r, 0, v, s, w, literals, rows, depth, left)
-        apply_scales(r, 1, v, s, w, literals, columns, depth, right)
+        apply_scales(r, 0, v, vk, s, w, literals, rows, depth, left, known_left)
+        apply_scales(r, 1, v, vk, s, w, literals, columns, depth, right, known_right)
     # C is read before any of D is written: they may overlap.
     for item in range(results):
         if c < row.SCALAR_BASE:
@@ -800,6 +811,17 @@ def finish(v, vk, output, d, item, lane, total, known, mode, addend, addend_know
 
 
 @njit
+def overtakes(watch, unit, epoch, wave, w_all):
+    """Whether another wave wrote here before the last barrier and did not wait for it there."""
+    if watch[0, unit] == 0 or watch[0, unit] >= epoch or watch[4, unit] == wave:
+        return False
+    last = w_all[watch[4, unit]]
+    if watch[5, unit] >= 0:
+        return watch[5, unit] > last[PUBLISHED_LGKM]
+    return -watch[5, unit] > last[PUBLISHED_VM]
+
+
+@njit
 def lds_touch(store, first, count, wave, sequence, run, w_all, lds, new_at, watch):
     """Notes an access of LDS and says whether it meets another wave's without a barrier between them.
 
@@ -810,9 +832,20 @@ def lds_touch(store, first, count, wave, sequence, run, w_all, lds, new_at, watc
     bit = i64(1) << wave
     epoch = run[EPOCH]
     for unit in range(first // grain, (first + count - 1) // grain + 1):
+        if (
+            watch[0, unit] != 0
+            and watch[4, unit] == wave
+            and watch[5, unit] < 0
+            and -watch[5, unit] > w_all[wave, VM_DONE]
+        ):
+            # Its own load into LDS has not been waited for; those come back in order among themselves.
+            if not store or sequence >= 0:
+                return True
         writers = watch[1, unit] if watch[0, unit] == epoch else 0
         readers = watch[3, unit] if watch[2, unit] == epoch else 0
         if store:
+            if overtakes(watch, unit, epoch, wave, w_all):
+                return True
             changes = False
             for byte in range(max(first, unit * grain), min(first + count, (unit + 1) * grain)):
                 if lds[byte] != new_at[byte - first]:
@@ -826,15 +859,8 @@ def lds_touch(store, first, count, wave, sequence, run, w_all, lds, new_at, watc
         else:
             if writers != 0 and (writers & bit) == 0:
                 return True
-            if watch[0, unit] != 0 and watch[0, unit] < epoch and watch[4, unit] != wave:
-                # Written before the barrier: was the write waited for there?
-                last = w_all[watch[4, unit]]
-                if (
-                    watch[5, unit] > last[PUBLISHED_LGKM]
-                    if watch[5, unit] >= 0
-                    else -watch[5, unit] > last[PUBLISHED_VM]
-                ):
-                    return True
+            if overtakes(watch, unit, epoch, wave, w_all):
+                return True
             watch[2, unit], watch[3, unit] = epoch, readers | bit
     return False
 
@@ -914,7 +940,7 @@ def clamp_floats(r, result):
     """To [0, 1]; NaN is 0. Integers saturate in their own meaning."""
     for lane in range(64 * max(1, r[row.DST_WORDS])):
         value = f32_of(i64(result[lane]))
-        result[lane] = u32(bits_of_f32(min(max(value, f32(0.0)), f32(1.0)))) if value == value else u32(0)
+        result[lane] = u32(bits_of_f32(min(value, f32(1.0)))) if value > 0 else u32(0)
 
 
 @njit
@@ -947,8 +973,7 @@ def step_scalar(r, w, s, sk, sl, literals, numbers, numbers_at, scalar):
         put_scalar64(s, r[row.DST], numbers[2])
         set_known_scalar(sk, r[row.DST], 2, _ALL)
         put_scalar64(s, 126, numbers[4])
-        # Bits that are unknown do not matter where the lanes were off before, if the operation cannot turn them on.
-        return 0 if (known | ~numbers[2]) == _ALL else UNKNOWN_CONDITION
+        return 0 if known == _ALL else UNKNOWN_CONDITION
     if words:
         if sl[r[row.DST]] > w[LGKM_DONE] or (words == 2 and sl[r[row.DST] + 1] > w[LGKM_DONE]):
             return MISSING_WAIT
@@ -969,12 +994,21 @@ def kept_bits(r, s, sk, w, literals):
     how = r[row.IMMEDIATE]
     if how == 0:
         return u64(0)
+    if how == 6:
+        # A selection: only the chosen source need be known.
+        if w[SCC_KNOWN] == 0:
+            return u64(0)
+        chosen = 0 if w[SCC] else 1
+        return scalar_known(r[row.SRC0 + chosen], r[row.WORDS0 + chosen], sk)
     first = scalar_of(r[row.SRC0], r[row.WORDS0], s, w, literals)
     known = scalar_known(r[row.SRC0], r[row.WORDS0], sk)
     if how == 5:
         return known
-    second = scalar_of(r[row.SRC1], r[row.WORDS1], s, w, literals)
-    known_second = scalar_known(r[row.SRC1], r[row.WORDS1], sk)
+    if r[row.KIND] == Kind.SAVE_EXEC:
+        second, known_second = scalar64(s, 126), _ALL
+    else:
+        second = scalar_of(r[row.SRC1], r[row.WORDS1], s, w, literals)
+        known_second = scalar_known(r[row.SRC1], r[row.WORDS1], sk)
     both = known & known_second
     if how == 1:
         return both | (known & ~first) | (known_second & ~second)
@@ -1037,7 +1071,7 @@ def loads_over(w, marks, done, register, count):
 @njit
 def step_memory(r, wave, own, literals, shared, memory, run, w_all, small):
     """A buffer, global or flat access of all lanes that execute."""
-    w, v, vk, vm, vl, s, sk, _ = own
+    w, v, vk, vm, vl, s, sk, sl = own
     lds, lds_known, watch = shared
     regions_low, regions_high, page_base, page_of, pages = memory
     execute = scalar64(s, 126)
@@ -1048,17 +1082,30 @@ def step_memory(r, wave, own, literals, shared, memory, run, w_all, small):
     base, limit, soffset = i64(0), i64(0), i64(0)
     if is_buffer:
         at = r[row.SRC1]
+        if scalars_unready(sl, w, at, 4):
+            return fault(run, MISSING_WAIT, pc, wave, -1, 0, row.SCALAR_BASE + at)
+        if scalar_unready(r[row.SRC2], 1, sl, w):
+            return fault(run, MISSING_WAIT, pc, wave, -1, 0, r[row.SRC2])
+        if scalar_known(r[row.SRC2], 1, sk) != _ALL:
+            return fault(run, UNKNOWN_ADDRESS, pc, wave, -1, 0, r[row.SRC2])
         base = i64(s[at]) | (i64(s[at + 1]) & 0xFFFF) << 32
         base = (base << 16) >> 16
         limit = i64(s[at + 2])
         soffset = i64(scalar_of(r[row.SRC2], 1, s, w, literals))
         for word in range(4):
             if sk[at + word] != u32(0xFFFFFFFF):
-                return fault(run, UNKNOWN_ADDRESS, pc, wave, -1, 0, at + word)
+                return fault(run, UNKNOWN_ADDRESS, pc, wave, -1, 0, row.SCALAR_BASE + at + word)
     elif r[row.SRC1] >= 0:
+        if scalars_unready(sl, w, r[row.SRC1], 2):
+            return fault(run, MISSING_WAIT, pc, wave, -1, 0, row.SCALAR_BASE + r[row.SRC1])
         base = i64(scalar64(s, r[row.SRC1]))
         if scalar64(sk, r[row.SRC1]) != _ALL:
-            return fault(run, UNKNOWN_ADDRESS, pc, wave, -1, 0, r[row.SRC1])
+            return fault(run, UNKNOWN_ADDRESS, pc, wave, -1, 0, row.SCALAR_BASE + r[row.SRC1])
+    if to_lds:
+        if scalars_unready(sl, w, 124, 1):
+            return fault(run, MISSING_WAIT, pc, wave, -1, 0, row.SCALAR_BASE + 124)
+        if sk[124] != u32(0xFFFFFFFF):
+            return fault(run, UNKNOWN_ADDRESS, pc, wave, -1, 0, row.SCALAR_BASE + 124)
     offset_register = r[row.SRC0] if (not is_buffer or flags & row.OFFEN) else i64(-1)
     address_words = 0 if offset_register < 0 else 1 if (is_buffer or r[row.SRC1] >= 0) else 2
     address_known = _ALL
@@ -1078,10 +1125,12 @@ def step_memory(r, wave, own, literals, shared, memory, run, w_all, small):
     if store or atomic:
         if pages.shape[0] - run[FREE_PAGE] < 160:
             return GROW
+    into = r[row.SRC3] if not is_buffer else register
+    if atomic and flags & row.RETURNS and loads_over(w, vl, LGKM_DONE, into, words):
+        return fault(run, MISSING_WAIT, pc, wave, -1, 0, into)
     w[VM_ISSUED] += 1
     if flags & row.FLAT:
         w[LGKM_ISSUED] += 1
-    into = r[row.SRC3] if not is_buffer else register
     for lane in range(64):
         if not lane_bit(execute, lane):
             continue
@@ -1122,7 +1171,11 @@ def step_memory(r, wave, own, literals, shared, memory, run, w_all, small):
                     if other:
                         return fault(run, WRITE_RACE, pc, wave, lane, address, other - 1)
                 store_from(v, r, register, lane, address)
-            else:
+            elif touched:
+                if run[WATCH_WRITERS]:
+                    other = claim(address, touched, region, regions_low, page_base, page_of, pages, run)
+                    if other:
+                        return fault(run, WRITE_RACE, pc, wave, lane, address, other - 1)
                 for word in range(inside_words):
                     store_u32(address + 4 * word, v[register + word, lane])
         elif atomic:
@@ -1156,13 +1209,14 @@ def step_memory(r, wave, own, literals, shared, memory, run, w_all, small):
             vk[into + word if atomic else register + word] |= execute
             vm[into + word if atomic else register + word] = w[VM_ISSUED]
             if flags & row.FLAT:
-                vl[register + word] = w[LGKM_ISSUED]
+                vl[into + word if atomic else register + word] = w[LGKM_ISSUED]
     return DONE
 
 
 @njit
-def step_scratch(r, w, v, vk, vm, vl, s, wave, scratch, scratch_known, run):
+def step_scratch(r, wave, registers, scratch, scratch_known, run):
     """A lane's private memory."""
+    w, v, vk, vm, vl, s, sk, sl = registers
     execute = scalar64(s, 126)
     flags, size, pc = r[row.FLAGS], r[row.SIZE], w[PC] - 1
     register, words = r[row.DST], max(1, size // 4)
@@ -1174,6 +1228,13 @@ def step_scratch(r, w, v, vk, vm, vl, s, wave, scratch, scratch_known, run):
         return fault(run, MISSING_WAIT, pc, wave, -1, 0, register)
     base = r[row.OFFSET] + (i64(s[r[row.SRC1]]) if r[row.SRC1] >= 0 else 0)
     own = r[row.SRC0]
+    if r[row.SRC1] >= 0:
+        if scalars_unready(sl, w, r[row.SRC1], 1):
+            return fault(run, MISSING_WAIT, pc, wave, -1, 0, row.SCALAR_BASE + r[row.SRC1])
+        if sk[r[row.SRC1]] != u32(0xFFFFFFFF):
+            return fault(run, UNKNOWN_ADDRESS, pc, wave, -1, 0, row.SCALAR_BASE + r[row.SRC1])
+    if own >= 0 and unready(w, own, vm, vl):
+        return fault(run, MISSING_WAIT, pc, wave, -1, 0, own)
     if own >= 0 and (vk[own] & execute) != execute:
         return fault(run, UNKNOWN_ADDRESS, pc, wave, first_lane(execute & ~vk[own]), 0, own)
     w[VM_ISSUED] += 1
@@ -1272,11 +1333,16 @@ def step_lds(r, wave, registers, shared, w_all, run, small):
                 for byte in range(4):
                     old |= u32(lds[place + byte]) << u32(8 * byte)
                 left = atomic_result(r[row.OP], old, v[register, lane], u32(0))
+                fine = lane_bit(vk[register], lane)
                 for byte in range(4):
+                    fine = fine and lds_known[place + byte] != 0
+                for byte in range(4):
+                    lds_known[place + byte] = 1 if fine else 0
                     lds[place + byte] = np.uint8((left >> u32(8 * byte)) & u32(255))
                 if flags & row.RETURNS:
                     v[r[row.SRC3], lane] = old
-                    known_all[0] |= bit
+                    if fine:
+                        known_all[0] |= bit
                 continue
             if lds_touch(False, place, size, wave, 0, run, w_all, lds, small, watch):
                 return fault(run, LDS_RACE, pc, wave, lane, place, 0)
@@ -1301,7 +1367,7 @@ def step_lds(r, wave, registers, shared, w_all, run, small):
                     known_all[0] |= bit
         if atomic:
             if flags & row.RETURNS:
-                vk[r[row.SRC3]] |= known_all[0]
+                vk[r[row.SRC3]] = (vk[r[row.SRC3]] & ~execute) | (known_all[0] & execute)
                 vl[r[row.SRC3]] = w[LGKM_ISSUED]
         elif not store:
             for word in range(words):
@@ -1403,8 +1469,15 @@ def step_scalar_load(r, w, s, sk, sl, wave, regions_low, regions_high, run):
         return fault(run, UNKNOWN_ADDRESS, pc, wave, -1, 0, row.SCALAR_BASE + r[row.SRC0])
     if sl[r[row.SRC0]] > w[LGKM_DONE] or sl[r[row.SRC0] + 1] > w[LGKM_DONE]:
         return fault(run, MISSING_WAIT, pc, wave, -1, 0, row.SCALAR_BASE + r[row.SRC0])
-    offset = r[row.OFFSET] + (i64(s[r[row.SRC1]]) if r[row.SRC1] >= 0 else 0)
     buffer = r[row.FLAGS] & 1
+    if r[row.SRC1] >= 0 and scalars_unready(sl, w, r[row.SRC1], 1):
+        return fault(run, MISSING_WAIT, pc, wave, -1, 0, row.SCALAR_BASE + r[row.SRC1])
+    if buffer and (sk[r[row.SRC0] + 2] != u32(0xFFFFFFFF) or scalars_unready(sl, w, r[row.SRC0] + 2, 1)):
+        return fault(run, UNKNOWN_ADDRESS, pc, wave, -1, 0, row.SCALAR_BASE + r[row.SRC0] + 2)
+    # Scalar loads come back in any order: one over another in flight may be the one that stays.
+    if scalars_unready(sl, w, r[row.DST], r[row.SIZE]):
+        return fault(run, MISSING_WAIT, pc, wave, -1, 0, row.SCALAR_BASE + r[row.DST])
+    offset = r[row.OFFSET] + (i64(s[r[row.SRC1]]) if r[row.SRC1] >= 0 else 0)
     address = i64(base & u64(0xFFFFFFFFFFFF)) if buffer else i64(base)
     address = (address + offset) & ~3
     limit = i64(s[r[row.SRC0] + 2]) if buffer else i64(0)
@@ -1424,18 +1497,29 @@ def step_scalar_load(r, w, s, sk, sl, wave, regions_low, regions_high, run):
 def step_lane(r, w, v, vk, vm, vl, s, sk, sl, wave, run, literals):
     """v_readlane, v_readfirstlane, v_writelane. Gives what a run ends with."""
     kind, pc = r[row.KIND], w[PC] - 1
+    if kind != Kind.READ_FIRST_LANE:
+        if scalar_unready(r[row.SRC1], 1, sl, w):
+            return fault(run, MISSING_WAIT, pc, wave, -1, 0, r[row.SRC1])
+        if scalar_known(r[row.SRC1], 1, sk) != _ALL:
+            return fault(run, UNKNOWN_ADDRESS, pc, wave, -1, 0, r[row.SRC1])
     if kind == Kind.WRITE_LANE:
+        if scalar_unready(r[row.SRC0], 1, sl, w):
+            return fault(run, MISSING_WAIT, pc, wave, -1, 0, r[row.SRC0])
+        if unready(w, r[row.DST], vm, vl):
+            return fault(run, MISSING_WAIT, pc, wave, -1, 0, r[row.DST])
         lane = i64(scalar_of(r[row.SRC1], 1, s, w, literals)) & 63
         v[r[row.DST], lane] = u32(scalar_of(r[row.SRC0], 1, s, w, literals) & u64(0xFFFFFFFF))
         bit = u64(1) << u64(lane)
         known = scalar_known(r[row.SRC0], 1, sk) == _ALL
         vk[r[row.DST]] = vk[r[row.DST]] | bit if known else vk[r[row.DST]] & ~bit
         return DONE
+    if scalars_unready(sl, w, r[row.DST], 1):
+        return fault(run, MISSING_WAIT, pc, wave, -1, 0, row.SCALAR_BASE + r[row.DST])
     lane = i64(0)
     if kind == Kind.READ_LANE:
         lane = i64(scalar_of(r[row.SRC1], 1, s, w, literals)) & 63
     elif scalar64(s, 126) == u64(0):
-        return fault(run, EXEC_EMPTY, pc, wave, 0, 0, 0)
+        return fault(run, EXEC_EMPTY, pc, wave, -1, 0, 0)
     else:
         lane = first_lane(scalar64(s, 126))
     code = r[row.SRC0]
@@ -1480,6 +1564,9 @@ def run_wave(wave, code, waves, shared, private, memory, run, work, vectors, sca
         kind = r[row.KIND]
         ends = DONE
         if kind <= Kind.COMPARE:
+            for mask in (r[row.MASK], r[row.CARRY]):
+                if mask >= 0 and scalars_unready(sl, w, mask, 2):
+                    return fault(run, MISSING_WAIT, pc, wave, -1, 0, row.SCALAR_BASE + mask)
             for place in range(r[row.SOURCES]):
                 if source_unready(r, place, w, vm, vl, sl):
                     return fault(run, MISSING_WAIT, pc, wave, -1, 0, r[row.SRC0 + place])
@@ -1501,6 +1588,8 @@ def run_wave(wave, code, waves, shared, private, memory, run, work, vectors, sca
             if bad:
                 return fault(run, bad, pc, wave, -1, 0, row.SCALAR_BASE + r[row.DST])
         elif kind == Kind.BRANCH:
+            if 3 <= r[row.OP] <= 4 and scalars_unready(sl, w, 106, 2):
+                return fault(run, MISSING_WAIT, pc, wave, -1, 0, row.SCALAR_BASE + 106)
             target = step_branch(r, w, s, sk)
             if target < 0:
                 return fault(run, UNKNOWN_CONDITION, pc, wave, -1, 0, 0)
@@ -1526,6 +1615,10 @@ def run_wave(wave, code, waves, shared, private, memory, run, work, vectors, sca
                 return fault(run, MISSING_WAIT, pc, wave, -1, 0, r[row.SRC2])
             if not check_registers(w, vm, vl, r[row.DST], m[row.WORDS_D]):
                 return fault(run, MISSING_WAIT, pc, wave, -1, 0, r[row.DST])
+            if m[row.SCALED]:
+                for scale in (r[row.SRC3], r[row.TARGET]):
+                    if scale < row.SCALAR_BASE and unready(w, scale, vm, vl):
+                        return fault(run, MISSING_WAIT, pc, wave, -1, 0, scale)
             if run[STRICT]:
                 for side in range(3):
                     base, words = (
@@ -1542,12 +1635,14 @@ def run_wave(wave, code, waves, shared, private, memory, run, work, vectors, sca
         elif kind == Kind.SCALAR_LOAD:
             ends = step_scalar_load(r, w, s, sk, sl, wave, memory.low, memory.high, run)
         elif kind == Kind.SCRATCH:
-            ends = step_scratch(r, w, v, vk, vm, vl, s, wave, private.content[wave], private.known[wave], run)
+            ends = step_scratch(r, wave, own, private.content[wave], private.known[wave], run)
         elif kind <= Kind.WRITE_LANE:
             ends = step_lane(r, w, v, vk, vm, vl, s, sk, sl, wave, run, literals)
         elif kind == Kind.LDS_PERMUTE:
             if unready(w, r[row.SRC0], vm, vl) or (r[row.OP] < 2 and unready(w, r[row.SRC1], vm, vl)):
                 return fault(run, MISSING_WAIT, pc, wave, -1, 0, r[row.SRC0])
+            if loads_over(w, vm, VM_DONE, r[row.DST], 1):
+                return fault(run, MISSING_WAIT, pc, wave, -1, 0, r[row.DST])
             ends = step_permute(r, w, v, vk, vl, s, wave, run)
         elif kind == Kind.SWAP_ROWS:
             if unready(w, r[row.SRC0], vm, vl) or unready(w, r[row.DST], vm, vl):
@@ -1556,6 +1651,8 @@ def run_wave(wave, code, waves, shared, private, memory, run, work, vectors, sca
         elif kind == Kind.SWAP:
             execute = scalar64(s, 126)
             a, b = r[row.DST], r[row.SRC0]
+            if unready(w, a, vm, vl) or unready(w, b, vm, vl):
+                return fault(run, MISSING_WAIT, pc, wave, -1, 0, a)
             for lane in range(64):
                 if lane_bit(execute, lane):
                     v[a, lane], v[b, lane] = v[b, lane], v[a, lane]

@@ -156,6 +156,12 @@ class _Encoder:
         return Encoded(self.rows, literals, matrices, self.grain, self.scratch)
 
     def _one(self, row: Array, at: Instruction) -> None:
+        try:
+            self._encode(row, at)
+        except (IndexError, ValueError, TypeError, KeyError):
+            _refuse(at, f"its operands are not those of {at.mnemonic}")
+
+    def _encode(self, row: Array, at: Instruction) -> None:
         name = at.mnemonic
         if name.startswith("v_cmpx_"):
             name = "v_cmp_" + name[7:]
@@ -267,6 +273,8 @@ class _Encoder:
             row[FLAGS] = meaning.packed
             if name == "v_pk_mov_b32":
                 row[OP_SEL_HI] = row[OP_SEL]
+        elif name.startswith("v_fma_mix"):
+            self._mix(row, name, op_sel, _list(op_sel_hi))
         elif op_sel:
             self._select(row, at, meaning, name, op_sel)
         elif meaning.keeps:
@@ -287,6 +295,16 @@ class _Encoder:
         self._cross_lane(row, at, modifiers)
         if modifiers:
             _refuse(at, f"the modifier {next(iter(modifiers))!r} is not known on {at.mnemonic}")
+
+    def _mix(self, row: Array, name: str, op_sel: tuple[int, ...], halves: tuple[int, ...]) -> None:
+        """Of each source: is it a half (op_sel_hi), and which one of its register (op_sel)?"""
+        row[IMMEDIATE] = _bits(halves)
+        for place, is_half in enumerate(halves):
+            if is_half:
+                row[SELECT0 + place] |= WORD_0 + (op_sel[place] if place < len(op_sel) else 0)
+                row[SIGNS] |= 1 << (2 * place)
+        if name != "v_fma_mix_f32":
+            row[SELECT_DST] = (WORD_0 + int(name == "v_fma_mixhi_f16")) | KEEP_REST
 
     def _select(self, row: Array, at: Instruction, meaning: Vector, name: str, op_sel: tuple[int, ...]) -> None:
         if name.startswith(("v_cvt_pk_fp8_f32", "v_cvt_pk_bf8_f32")) or (
@@ -359,7 +377,7 @@ class _Encoder:
         )
         stem = name[2:].split("_")[0]
         row[IMMEDIATE] = (
-            {"and": 1, "or": 2, "xor": 3, "andn2": 4, "mov": 5, "not": 5}.get(stem, 0)
+            {"and": 1, "or": 2, "xor": 3, "andn2": 4, "mov": 5, "not": 5, "cselect": 6}.get(stem, 0)
             if name[-3:] in ("b32", "b64")
             else 0
         )
@@ -475,6 +493,8 @@ class _Encoder:
         operands = list(at.operands)
         if "lds" in at.modifiers:
             row[FLAGS] |= TO_LDS
+            if row[SIZE] == 8:
+                _refuse(at, "there is no load of 8 bytes a lane into LDS")
             if row[SIZE] > 4 and self.program.arch not in CDNA4:
                 _refuse(at, f"loading {row[SIZE]} bytes a lane into LDS does not exist on {self.program.arch}")
         else:
@@ -499,6 +519,8 @@ class _Encoder:
         if kind.startswith("lds_"):
             row[FLAGS] |= TO_LDS
             kind = kind.removeprefix("lds_")
+            if kind == "dwordx2" or (kind in ("dwordx3", "dwordx4") and self.program.arch not in CDNA4):
+                _refuse(at, f"{at.mnemonic} does not exist on {self.program.arch}")
         self._access(row, at, verb, kind)
         operands = list(at.operands)
         if verb == "load" and not row[FLAGS] & TO_LDS:
@@ -680,14 +702,16 @@ def _constant(operand: Operand, letter: str, packed: int) -> int:
     value = operand.value
     if operand.is_float:
         number = struct.unpack("<f", struct.pack("<I", value))[0]
-        if letter == "d":
+        if letter in "dql":
             bits = (
                 0x3FC45F306DC9C882
-                if operand.text == "0.15915494"
+                if operand.text.startswith("0.15915494")
                 else struct.unpack("<Q", struct.pack("<d", number))[0]
             )
         elif letter in "hws":
-            bits = 0x3118 if operand.text == "0.15915494" else struct.unpack("<H", struct.pack("<e", number))[0]
+            bits = (
+                0x3118 if operand.text.startswith("0.15915494") else struct.unpack("<H", struct.pack("<e", number))[0]
+            )
         else:
             bits = value
         return int(bits) | (int(bits) << 32 if packed == 32 else 0)

@@ -164,7 +164,6 @@ _THREE = _same("uuu", "u", {
     "v_max3_u32": "max(max(a, b), c)",
     "v_med3_u32": "max(min(a, b), min(max(a, b), c))",
     "v_sad_u32": "abs(a - b) + c",
-    "v_bitop3_b32": "by_table(a, b, c, table)",
 }) | _same("iii", "i", {
     "v_min3_i32": "min(min(a, b), c)",
     "v_max3_i32": "max(max(a, b), c)",
@@ -172,6 +171,7 @@ _THREE = _same("uuu", "u", {
     "v_mad_i32_i24": "extend(a, 24) * extend(b, 24) + c",
 }) | {
     "v_bfe_i32": Vector("iuu", (("i", "extend(a >> (b & 31), c & 31)"),)),
+    "v_bitop3_b32": Vector("uuu", (("u", "by_table(a, b, c, table)"),), archs=CDNA4),
     "v_bitop3_b16": Vector("www", (("w", "by_table(a, b, c, table)"),), archs=CDNA4, half=True),
 }  # fmt: skip
 
@@ -231,10 +231,14 @@ _FLOATS = _same("f", "f", {
     "v_max3_f32": "larger(larger(a, b), c)",
     "v_min3_f32": "smaller(smaller(a, b), c)",
     "v_med3_f32": "middle(a, b, c)",
-    "v_maximum3_f32": "maximum(maximum(a, b), c)",
-    "v_minimum3_f32": "minimum(minimum(a, b), c)",
     "v_div_fixup_f32": "fix_quotient(a, b, c)",
 }) | {
+    # The immediate says which sources are halves.
+    "v_fma_mix_f32": Vector("uuu", (("f", "fma32(mixed(a, table, 0), mixed(b, table, 1), mixed(c, table, 2))"),)),
+    "v_fma_mixlo_f16": Vector("uuu", (("h", "fma32(mixed(a, table, 0), mixed(b, table, 1), mixed(c, table, 2))"),), half=True, keeps=True),
+    "v_fma_mixhi_f16": Vector("uuu", (("h", "fma32(mixed(a, table, 0), mixed(b, table, 1), mixed(c, table, 2))"),), half=True, keeps=True),
+    "v_maximum3_f32": Vector("fff", (("f", "maximum(maximum(a, b), c)"),), archs=CDNA4),
+    "v_minimum3_f32": Vector("fff", (("f", "minimum(minimum(a, b), c)"),), archs=CDNA4),
     "v_fmac_f32": Vector("fff", (("f", "fma32(a, b, c)"),), accumulates=True),
     "v_fmamk_f32": Vector("fff", (("f", "fma32(a, b, c)"),)),
     "v_fmaak_f32": Vector("fff", (("f", "fma32(a, b, c)"),)),

@@ -74,19 +74,23 @@ SEEN_ALONE = {
 PLAUSIBLE = """
     s_bfe_u64 s_bfm_b32 s_bitset0_b32 s_cmov_b32 s_ff1_i32_b32 s_ff1_i32_b64 s_flbit_i32_b32 s_max_u32 s_min_u32 s_nor_b64
     s_orn2_b64 s_sext_i32_i16 s_sext_i32_i8 s_xnor_b64 v_add_f64 v_ceil_f16 v_ceil_f64 v_cmp_class_f32 v_cmp_eq_f64
-    v_cmp_lt_f64 v_cmp_lt_u64 v_cvt_f32_f16 v_cvt_f64_i32 v_cvt_f64_u32 v_cvt_i32_f64 v_cvt_u32_f64 v_div_scale_f64
-    v_div_fmas_f64 v_div_fixup_f64 v_exp_f16 v_ffbl_b32 v_floor_f16 v_floor_f64 v_fma_f16 v_fma_f64 v_fmac_f64 v_fract_f32
+    v_cmp_lt_f64 v_cmp_lt_u64 v_cvt_f32_f16 v_cvt_f64_i32 v_cvt_f64_u32 v_cvt_i32_f64 v_cvt_u32_f64 v_exp_f16 v_ffbl_b32 v_floor_f16 v_floor_f64 v_fma_f16 v_fma_f64 v_fmac_f64 v_fract_f32
     v_frexp_exp_i32_f32 v_frexp_mant_f32 v_ldexp_f64 v_log_f16 v_mad_i64_i32 v_max_f16 v_max_f64 v_med3_u32 v_min3_f32
     v_min3_i32 v_min3_u32 v_max3_u32 v_min_f16 v_min_f64 v_mul_f16 v_mul_f64 v_mul_hi_i32 v_mul_i32_i24 v_pack_b32_f16
     v_pk_add_f16 v_pk_add_u16 v_pk_fma_f16 v_pk_max_f16 v_pk_max_i16 v_pk_min_f16 v_pk_mul_f16 v_pk_mul_lo_u16
     v_rcp_f16 v_rcp_f64 v_rndne_f64 v_rsq_f16 v_rsq_f64 v_sin_f32 v_cos_f32 v_sqrt_f16 v_sqrt_f64 v_trunc_f64
     v_cmp_lt_i16 v_max_i16 v_min_i16 v_sub_u16 v_subrev_u16 v_sub_f16 v_cndmask_b32 v_swap_b32 v_fma_mix_f32 v_fma_mixlo_f16
-    v_fma_mixhi_f16 v_dot4_i32_i8 v_dot2_f32_f16 v_mad_i32_i24 v_mad_u16 v_cvt_u16_f16 v_cvt_i16_f16 v_cvt_f16_u16
+    v_fma_mixhi_f16 v_dot4_i32_i8 v_mad_i32_i24 v_mad_u16 v_cvt_u16_f16 v_cvt_i16_f16 v_cvt_f16_u16
     v_cvt_pkrtz_f16_f32 v_alignbyte_b32 v_xnor_b32 v_not_b32 v_fract_f64 v_add_i32 v_sub_i32 ds_add_f32 ds_max_i32 ds_min_i32
     ds_or_b32 ds_and_b32 ds_swizzle_b32 ds_permute_b32 global_atomic_add_f32 global_atomic_add_x2 global_atomic_add_f64
     global_atomic_swap global_atomic_and global_atomic_or global_atomic_xor global_load_dwordx3 global_store_short
     flat_load_dword flat_store_dword
 """
+
+
+# Plausible, seen in no kernel so far, and not modelled: refused by name.
+REFUSED = ("v_div_scale_f64 v[0:1], vcc, v[2:3], v[4:5], v[6:7]", "v_div_fmas_f64 v[0:1], v[2:3], v[4:5], v[6:7]",
+           "v_div_fixup_f64 v[0:1], v[2:3], v[4:5], v[6:7]", "v_dot2_f32_f16 v0, v1, v2, v3")  # fmt: skip
 
 
 def _missing(arch: str, names: str) -> list[str]:
@@ -105,7 +109,7 @@ def test_what_is_plausible_is_modelled(arch: str) -> None:
 
 @pytest.mark.parametrize("arch", ARCHS)
 @pytest.mark.parametrize("line", ["v_frobnicate_b32 v0, v1", "v_add_f32_e32 v0, v1, v2 mul:3", "s_add_u32 s0, s1, s2 clamp",
-                                  "global_load_dword v0, v1, s[2:3] frob:1", "v_interp_p1_f32 v0, v1, attr0.x"])  # fmt: skip
+                                  "global_load_dword v0, v1, s[2:3] frob:1", "v_interp_p1_f32 v0, v1, attr0.x", *REFUSED])  # fmt: skip
 def test_what_is_not_known_is_refused_by_name(arch: str, line: str) -> None:
     with pytest.raises(UnsupportedInstruction) as refused:
         run_lines(arch, line)

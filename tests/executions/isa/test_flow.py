@@ -56,7 +56,9 @@ def test_every_path_counts() -> None:
 
 
 def test_loop_reads_what_it_wrote() -> None:
-    assert not flow.unread(_encoded("again:", "v_mov_b32_e32 v3, v1", "v_mov_b32_e32 v1, v2", "s_cbranch_scc0 again"), 1)
+    assert not flow.unread(
+        _encoded("again:", "v_mov_b32_e32 v3, v1", "v_mov_b32_e32 v1, v2", "s_cbranch_scc0 again"), 1
+    )
 
 
 LOAD, OTHER, USE = "global_load_dword v1, v[2:3], off", "global_load_dword v4, v[2:3], off", "v_mov_b32_e32 v5, v1"
@@ -75,7 +77,15 @@ LOAD, OTHER, USE = "global_load_dword v1, v[2:3], off", "global_load_dword v4, v
         ((LOAD, LOAD, "s_waitcnt vmcnt(0)", USE), True),
         ((LOAD, "ds_read_b32 v1, v6", "s_waitcnt vmcnt(0) lgkmcnt(0)", USE), False),
         # Scalar loads come back in any order.
-        (("s_load_dword s4, s[0:1], 0x0", "s_load_dword s5, s[0:1], 0x0", "s_waitcnt lgkmcnt(1)", "s_mov_b32 s6, s4"), False),
+        (
+            (
+                "s_load_dword s4, s[0:1], 0x0",
+                "s_load_dword s5, s[0:1], 0x0",
+                "s_waitcnt lgkmcnt(1)",
+                "s_mov_b32 s6, s4",
+            ),
+            False,
+        ),
         (("s_load_dword s4, s[0:1], 0x0", "s_waitcnt lgkmcnt(0)", "s_mov_b32 s6, s4"), True),
         # LDS is filled before the barrier.
         (("ds_write_b32 v1, v2", "s_barrier"), False),

@@ -5,6 +5,7 @@ Kernels of a few lines, written by hand; `; <<` marks the line that must be blam
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -95,9 +96,17 @@ def unwaited(code: str, register: str, **how: Any) -> Watched:
     return Watched(code, "missing wait", f"{register} is used before its load was waited for", how=how)
 
 
+def expected_to_fail(names: Iterable[str], failing: frozenset[str], reason: str) -> list[Any]:
+    """The names as parameters, those in `failing` marked."""
+    mark = pytest.mark.xfail(strict=True, reason=reason)
+    return [pytest.param(name, marks=mark) if name in failing else name for name in names]
+
+
 def race(code: str, where: str, **how: Any) -> Watched:
     """Two waves that meet in LDS."""
-    return Watched(code, "LDS race", "meets another wave's access", where, {"waves": 2, "lds": 512, **how})
+    return Watched(
+        code, "LDS race", "with no barrier between that was waited for", where, {"waves": 2, "lds": 512, **how}
+    )
 
 
 ALL_OF_IT = "s_brev_b32 s14, -2"  # num_records 0x7fffffff
@@ -293,7 +302,7 @@ FAULTS = {
         "write race", "workgroup 0 of the same launch", "workgroup 1, wave 0, lane 0", {"grid": (2, 1, 1)},
     ),
     "the first lane where none executes": Watched(
-        "s_mov_b64 exec, 0\nv_readfirstlane_b32 s16, v0 ; <<", "lanes off", "no lane executes", "workgroup 0, wave 0, lane 0"
+        "s_mov_b64 exec, 0\nv_readfirstlane_b32 s16, v0 ; <<", "lanes off", "no lane executes", "workgroup 0, wave 0"
     ),
     "columns of which a lane is off": Watched(
         "s_mov_b64 exec, 0xff\nds_read_b64_tr_b16 v[2:3], v1 ; <<", "lanes off", "not every lane",
@@ -329,8 +338,13 @@ MISNAMED = {
 }
 
 
-@pytest.mark.parametrize("name", MISNAMED)
-@pytest.mark.xfail(strict=True, raises=AssertionError, reason="another register is named")
+# Told, but of another register.
+BLAMED_WRONGLY = frozenset(
+    ("a scalar offset", "a scalar load in a sum", "a scalar load in a comparison", "the upper half of a full address")
+)
+
+
+@pytest.mark.parametrize("name", expected_to_fail(MISNAMED, BLAMED_WRONGLY, "another register is named"))
 def test_a_fault_names_the_register_that_is_to_blame(name: str) -> None:
     watched = MISNAMED[name]
     with pytest.raises(MachineFault) as found:
@@ -342,7 +356,7 @@ def test_a_fault_names_the_register_that_is_to_blame(name: str) -> None:
 _M0 = "s_mov_b32 m0, 0\n"
 _FIRST_ONLY = "s_cbranch_scc1 .Lsecond\n{first}\ns_barrier\ns_endpgm\n.Lsecond:\ns_barrier\n{second} ; <<"
 
-# Loads whose wait is missing, registers that nobody wrote and accesses that meet, which nothing sees.
+# Rarer: loads whose wait is missing, registers that nobody wrote and accesses that meet.
 UNSEEN = {
     "a descriptor still being loaded": unwaited(
         "s_load_dwordx2 s[12:13], s[0:1], 0x0\nbuffer_load_dword v2, v1, s[12:15], 0 offen ; <<", "s12"
@@ -390,11 +404,11 @@ UNSEEN = {
         "ds_read_b32 v2, v1\nglobal_atomic_add v2, v1, v0, s[6:7] sc0 ; <<", "v2", lds=256
     ),
     "a wave's own load into LDS": Watched(
-        f"{_M0}buffer_load_dword v1, s[12:15], 0 offen lds\nds_read_b32 v2, v1 ; <<", "LDS race", "was not waited for",
+        f"{_M0}buffer_load_dword v1, s[12:15], 0 offen lds\nds_read_b32 v2, v1 ; <<", "LDS race", "with no barrier between",
         "workgroup 0, wave 0, lane 0", {"lds": 256},
     ),
     "a wave's write over its own load into LDS": Watched(
-        f"{_M0}buffer_load_dword v1, s[12:15], 0 offen lds\nds_write_b32 v1, v0 ; <<", "LDS race", "was not waited for",
+        f"{_M0}buffer_load_dword v1, s[12:15], 0 offen lds\nds_write_b32 v1, v0 ; <<", "LDS race", "with no barrier between",
         "workgroup 0, wave 0, lane 0", {"lds": 256},
     ),
     "an atomic and a read of another wave": race(
@@ -451,9 +465,15 @@ UNSEEN = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", UNSEEN)
-@pytest.mark.xfail(strict=True, reason="nothing watches this yet")
-def test_a_fault_that_was_not_seen_is(name: str) -> None:
+# Nothing watches these yet.
+NOT_WATCHED = frozenset(
+    ("an atomic and a read of another wave", "a read that no wait ended before the barrier", "SCC as a number",
+     "a store and another workgroup's atomic")
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("name", expected_to_fail(UNSEEN, NOT_WATCHED, "nothing watches this yet"))
+def test_a_fault_of_a_rarer_kind_is_seen(name: str) -> None:
     watched = UNSEEN[name]
     with pytest.raises(MachineFault) as found:
         launched(watched.text, **watched.how)
@@ -537,7 +557,6 @@ def test_what_is_right_is_no_fault(name: str) -> None:
     launched(watched.text, **watched.how)
 
 
-@pytest.mark.xfail(strict=True, raises=MachineFault, reason="a scalar selection counts both its sources")
 def test_what_a_scalar_selection_does_not_choose_is_no_fault() -> None:
     launched(f"{PROLOGUE}\ns_cselect_b32 s16, s20, s8\ns_cmp_eq_u32 s16, 0\ns_cbranch_scc1 .Lend\n.Lend:")
 
@@ -727,7 +746,6 @@ def test_an_argument_of_an_unknown_type_is_refused() -> None:
         "float_denorm_mode_16_64 0",
      "ieee_mode 0", "dx10_clamp 0"],
 )  # fmt: skip
-@pytest.mark.xfail(strict=True, reason="the descriptor's modes are not looked at")
 def test_a_descriptor_that_asks_for_another_mode_is_refused(directive: str) -> None:
     with pytest.raises(UnsupportedInstruction, match=directive.split()[0]):
         launched("s_nop 0", directives=f".amdhsa_{directive}")

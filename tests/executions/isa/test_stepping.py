@@ -43,7 +43,9 @@ STORE = "global_store_dword v[8:9], v3, off"
 
 def test_equal_results_are_told() -> None:
     out = np.zeros(64, np.uint32)
-    stepper = _stepped(f"v_sub_u32_e32 v3, v2, v2\nv_max_u32_e32 v3, v2, v0\n{STORE}", "instruction dropped", "dropped", out)
+    stepper = _stepped(
+        f"v_sub_u32_e32 v3, v2, v2\nv_max_u32_e32 v3, v2, v0\n{STORE}", "instruction dropped", "dropped", out
+    )
     assert (stepper.steps, stepper.differing) == (1, 1)
     stepper = _stepped(f"v_cmp_lt_u32_e32 vcc, 64, v0\nv_cndmask_b32_e32 v3, v1, v2, vcc\n{STORE}", "relation changed",
                        "made v_cmp_le_u32", out)  # fmt: skip
@@ -69,7 +71,11 @@ def test_difference_in_a_lane_nobody_uses_is_none() -> None:
     assert (stepper.steps, stepper.differing) == (1, 1)
     assert (out == [7, *(2 * lane for lane in range(63))]).all()
     with pytest.raises(MachineFault, match="never written, is stored"):
-        _stepped(lines.replace("v_cndmask_b32_e32 v3, v2, v5, vcc", "v_mov_b32_e32 v3, v5"), "modifier dropped", "clamp dropped")
+        _stepped(
+            lines.replace("v_cndmask_b32_e32 v3, v2, v5, vcc", "v_mov_b32_e32 v3, v5"),
+            "modifier dropped",
+            "clamp dropped",
+        )
 
 
 def test_what_is_not_executed_has_no_steps() -> None:
@@ -101,4 +107,3 @@ def test_every_execution_of_a_loop_counts() -> None:
 def test_what_cannot_be_compared_is_undecided(lines: str, kind: str, words: str, why: str) -> None:
     with pytest.raises(Undecided, match=why):
         _stepped(lines, kind, words)
-

@@ -88,13 +88,11 @@ def test_more_memory_than_a_workgroup_has_is_refused(told: Mapping[str, Mapping[
 
 
 @pytest.mark.parametrize("arch", ARCHS)
-@pytest.mark.xfail(strict=True, reason="an autotuner's configuration is taken without its hook")
 def test_the_hook_of_an_autotuner_s_configuration_is_called(told: Mapping[str, Mapping[str, str]], arch: str) -> None:
     assert told[arch]["the_hook_of_a_configuration"] == "right"
 
 
 @pytest.mark.parametrize("arch", ARCHS)
-@pytest.mark.xfail(strict=True, reason="a warm-up is launched")
 def test_a_warm_up_launches_nothing(told: Mapping[str, Mapping[str, str]], arch: str) -> None:
     assert told[arch]["a_warm_up_that_launches_nothing"] == "right"
 
@@ -144,7 +142,6 @@ def test_kernels_of_the_interpreter_are_a_reason(fresh: pytest.MonkeyPatch) -> N
 
 
 @pytest.mark.parametrize("spelling", ["true", "on", "yes"])
-@pytest.mark.xfail(strict=True, reason="one spelling of several is looked for")
 def test_kernels_of_the_interpreter_are_a_reason_however_it_is_asked_for(
     fresh: pytest.MonkeyPatch, spelling: str
 ) -> None:
