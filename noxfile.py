@@ -2,7 +2,7 @@
 
     nox -s sweep     the main job: judge every op here, then write the HTML report
     nox -s tests     the tests of the harness
-    nox -s lint | types | build | bench | prove | vllm
+    nox -s lint | types | build | bench | prove | vllm | isa
 
 Arguments after `--` go to the command behind the session. A torch that the interpreter running nox already has is used
 as it is, with its triton and numpy, by linking its site-packages into the session; otherwise the sessions install
@@ -164,6 +164,18 @@ def build(session: nox.Session) -> None:
     if missing:
         session.error(f"the wheel lacks {missing[0]} and {len(missing) - 1} more")
     session.log(f"{wheel.name} holds exactly cases, impl, oracle, reports and {PLUGIN}")
+
+
+@nox.session
+def isa(session: nox.Session) -> None:
+    """The machine code of our own kernels: every instruction against its statement, then the smoke cases on both machines.
+
+    Arguments go to `mla-oracle sweep`. No AMD GPU is needed, nor of any use.
+    """
+    install(session, "tests", "isa")
+    session.run("pytest", "-n", "2", "tests/executions/isa", env={"OMP_NUM_THREADS": "1", "MLA_ORACLE_MACHINE": "1"})
+    asked = list(session.posargs) or ["--impl", "ours-triton", "--cases", "smoke"]
+    sweep_and_report(session, ["--on", "isa:gfx942", "--on", "isa:gfx950", *asked], "isa")
 
 
 @nox.session

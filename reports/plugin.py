@@ -215,7 +215,8 @@ class Worker:
         group = (record.op, record.impl, record.on, record.law)
         if record.status not in AGAINST or self._kept[group] >= self._settings.capsules:
             return record
-        name = f"{record.op}-{record.impl}-{record.on.replace(':', '.')}-{hashlib.sha256(repr(record.key).encode()).hexdigest()[:16]}"
+        digest = hashlib.sha256(repr(record.key).encode()).hexdigest()[:16]
+        name = f"{record.op}-{record.impl}-{record.on.replace(':', '.')}-{digest}"
         path = self._run / "capsules" / f"{name}.safetensors"
         if not kept_capsule(path, dataclasses.replace(trial, record=record)):
             return record

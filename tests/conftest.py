@@ -22,13 +22,17 @@ TREE = os.environ.get("MLA_ORACLE_VLLM")
 # An op among a test's parameters, alone or with the name of an implementation.
 _OP = re.compile(r"\[([a-z0-9_]+\.[a-z0-9_]+)[]/]")
 _NO_TREE = pytest.mark.skip(reason="MLA_ORACLE_VLLM names no vLLM source tree")
+MACHINE = os.environ.get("MLA_ORACLE_MACHINE") == "1"
+_NOT_ALL = pytest.mark.skip(reason="minutes long: nox -s isa asks it, with MLA_ORACLE_MACHINE=1")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tests marked `vllm` are skipped where there is no tree."""
+    """Tests marked `vllm` are skipped where there is no tree, those marked `machine` unless they are asked for."""
     for item in items:
         if TREE is None and item.get_closest_marker("vllm"):
             item.add_marker(_NO_TREE)
+        if not MACHINE and item.get_closest_marker("machine"):
+            item.add_marker(_NOT_ALL)
 
 
 @pytest.hookimpl(optionalhook=True)

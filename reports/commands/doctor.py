@@ -75,9 +75,15 @@ def _print_machine(console: Console) -> int:
     return 0
 
 
+_UNITS = {
+    "v_mfma": "matrix", "v_cmp": "vector comparisons", "v_cvt": "conversions", "v_": "vector", "s_load": "scalar memory",
+    "s_buffer": "scalar memory", "s_": "scalar", "ds_": "LDS",
+}  # fmt: skip
+
+
 def _unit(name: str) -> str:
-    for start, unit in (("v_mfma", "matrix"), ("v_cmp", "vector comparisons"), ("v_cvt", "conversions"), ("v_", "vector"),
-                        ("s_load", "scalar memory"), ("s_buffer", "scalar memory"), ("s_", "scalar"), ("ds_", "LDS")):  # fmt: skip
+    """The unit that executes an instruction; the first start that fits says which."""
+    for start, unit in _UNITS.items():
         if name.startswith(start):
             return unit
     return name.partition("_")[0]

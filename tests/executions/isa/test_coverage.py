@@ -74,7 +74,8 @@ SEEN_ALONE = {
 PLAUSIBLE = """
     s_bfe_u64 s_bfm_b32 s_bitset0_b32 s_cmov_b32 s_ff1_i32_b32 s_ff1_i32_b64 s_flbit_i32_b32 s_max_u32 s_min_u32 s_nor_b64
     s_orn2_b64 s_sext_i32_i16 s_sext_i32_i8 s_xnor_b64 v_add_f64 v_ceil_f16 v_ceil_f64 v_cmp_class_f32 v_cmp_eq_f64
-    v_cmp_lt_f64 v_cmp_lt_u64 v_cvt_f32_f16 v_cvt_f64_i32 v_cvt_f64_u32 v_cvt_i32_f64 v_cvt_u32_f64 v_exp_f16 v_ffbl_b32 v_floor_f16 v_floor_f64 v_fma_f16 v_fma_f64 v_fmac_f64 v_fract_f32
+    v_cmp_lt_f64 v_cmp_lt_u64 v_cvt_f32_f16 v_cvt_f64_i32 v_cvt_f64_u32 v_cvt_i32_f64 v_cvt_u32_f64 v_exp_f16
+    v_ffbl_b32 v_floor_f16 v_floor_f64 v_fma_f16 v_fma_f64 v_fmac_f64 v_fract_f32
     v_frexp_exp_i32_f32 v_frexp_mant_f32 v_ldexp_f64 v_log_f16 v_mad_i64_i32 v_max_f16 v_max_f64 v_med3_u32 v_min3_f32
     v_min3_i32 v_min3_u32 v_max3_u32 v_min_f16 v_min_f64 v_mul_f16 v_mul_f64 v_mul_hi_i32 v_mul_i32_i24 v_pack_b32_f16
     v_pk_add_f16 v_pk_add_u16 v_pk_fma_f16 v_pk_max_f16 v_pk_max_i16 v_pk_min_f16 v_pk_mul_f16 v_pk_mul_lo_u16
@@ -109,7 +110,8 @@ def test_what_is_plausible_is_modelled(arch: str) -> None:
 
 @pytest.mark.parametrize("arch", ARCHS)
 @pytest.mark.parametrize("line", ["v_frobnicate_b32 v0, v1", "v_add_f32_e32 v0, v1, v2 mul:3", "s_add_u32 s0, s1, s2 clamp",
-                                  "global_load_dword v0, v1, s[2:3] frob:1", "v_interp_p1_f32 v0, v1, attr0.x", *REFUSED])  # fmt: skip
+                                  "global_load_dword v0, v1, s[2:3] frob:1", "v_interp_p1_f32 v0, v1, attr0.x",
+                                  *REFUSED])  # fmt: skip
 def test_what_is_not_known_is_refused_by_name(arch: str, line: str) -> None:
     with pytest.raises(UnsupportedInstruction) as refused:
         run_lines(arch, line)

@@ -16,6 +16,8 @@ _PARTS = {"elementwise and casts": ["elementwise", "division", "maximum", "cast"
           "movement and control": ["transposes", "gathers", "reshape", "sort", "histogram", "masked", "loop", "axes"],
           "atomics": ["atomic", "tickets"], "products": ["dot "], "scaled products": ["dot_scaled", "attention"]}  # fmt: skip
 
+pytestmark = pytest.mark.machine
+
 
 @pytest.fixture(scope="module")
 def answers(request: pytest.FixtureRequest) -> dict[str, str]:
