@@ -5,16 +5,18 @@
     nox -s lint | types | build | bench | prove | vllm | isa
 
 Arguments after `--` go to the command behind the session. A torch that the interpreter running nox already has is used
-as it is, with its triton and numpy, by linking its site-packages into the session; otherwise the sessions install
-`$MLA_ORACLE_TORCH` (default `torch==2.13.0`) and the extra `standalone`.
+as it is, with its triton and numpy, by linking its site-packages into the session; a triton that it lacks is installed
+beside it. Without a torch the sessions install `$MLA_ORACLE_TORCH` (default `torch==2.13.0`) and the extra `standalone`.
 """
 
 import importlib.metadata
 import importlib.util
 import itertools
 import os
+import sys
 import sysconfig
 import time
+import tomllib
 import zipfile
 from pathlib import Path
 
@@ -40,20 +42,30 @@ WORKFLOWS = {
 HOST_PINNED = ("torch", "triton", "pytorch-triton-rocm", "triton-rocm", "numpy")
 
 
-def host_has_torch() -> bool:
-    """Whether the interpreter that runs nox can import torch."""
-    return importlib.util.find_spec("torch") is not None
+def host_has(package: str) -> bool:
+    """Whether the interpreter that runs nox can import it."""
+    return importlib.util.find_spec(package) is not None
 
 
 def install(session: nox.Session, *extras: str) -> None:
     """The project, editable, with extras, on the host's torch or on one of the session's own."""
-    if host_has_torch():
+    beside: tuple[str, ...] = ()
+    if host_has("torch"):
         link_host(session)
         chosen = extras
+        # A CPU build of torch comes without one, and then no kernel could be judged; wheels are built for Linux only.
+        if not host_has("triton") and sys.platform == "linux":
+            beside = (triton_requirement(),)
     else:
         session.install(TORCH)
         chosen = ("standalone", *extras)
-    session.install("-e", f".[{','.join(chosen)}]" if chosen else ".", *constraints(session))
+    session.install("-e", f".[{','.join(chosen)}]" if chosen else ".", *beside, *constraints(session))
+
+
+def triton_requirement() -> str:
+    """The versions of triton that the extra `standalone` allows."""
+    project = tomllib.loads((HERE / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    return next(name for name in project["optional-dependencies"]["standalone"] if name.startswith("triton"))
 
 
 def link_host(session: nox.Session) -> None:
@@ -67,7 +79,7 @@ def link_host(session: nox.Session) -> None:
 
 def constraints(session: nox.Session) -> list[str]:
     """pip's arguments that keep torch, triton and numpy at the versions that are there."""
-    if not host_has_torch():
+    if not host_has("torch"):
         return []
     found = []
     for name in HOST_PINNED:

@@ -11,13 +11,15 @@ class that fits:
 | `changed_failure` | a failure | a failure with another status, other bits, diagnosis or reasons |
 | `fixed` | a failure | pass |
 | `lost_coverage` | judged | unsupported, no record or not asked |
+| `lost_coverage` | pass | pass with a check less, or with one that is no longer exact |
 | `new_coverage` | unsupported, no record or not asked | pass |
 | `changed_reasons` | unsupported | unsupported, for other reasons; their order means nothing |
 | `bit_change` | pass | pass with other output bits |
 | `rejudged` | pass | pass with the same bits and another budget use: a reference, a budget or a rounding point moved |
 
-What is left is unchanged, or was judged by neither run. Of two failures without an answer, numbers in the reasons are not
-compared: line numbers, addresses and sizes move by themselves.
+What is left is unchanged, was judged by neither run, or is not comparable: it passes in the later run, and the earlier one
+was not asked it because it is a single shard or was asked for something else. Of two failures without an answer, numbers in
+the reasons are not compared: line numbers, addresses and sizes move by themselves.
 
 **Groups.** How error and time move is a property of many records, so both are listed beside the classes and file no
 record: a record stands in its class whether or not its group grew.
@@ -42,7 +44,7 @@ do not.
 """
 
 import re
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import zip_longest
 from operator import itemgetter
@@ -55,7 +57,7 @@ from reports.plan import AGAINST
 from reports.record import Environment, Record
 from reports.speed import Slowdown, Times, slowdowns
 from reports.store import Key, Run, Settings
-from reports.words import without_record
+from reports.words import plural, without_record
 
 __all__ = [
     "KINDS", "LEVEL", "MEANINGS", "NOT_ASKED", "NO_RECORD", "WORSE", "Change", "Diff", "Differing", "Growth", "Kind", "Move",
@@ -139,7 +141,8 @@ class Diff(msgspec.Struct, frozen=True, kw_only=True):
     before, after: the runs' directories. changes: in the order of `KINDS`; within a kind the gravest of each group first.
     growths: those seen, the whole groups first. times: every group that could be compared; `seen` marks the findings.
     unchanged: questions with the same answer or reasons. unjudged: those that neither run judged, because at least one did
-    not ask or has no record.
+    not ask or has no record. incomparable: what passes now and was not asked before, where `before` is a single shard or the
+    runs were not asked for the same.
     notes: sentences on what a reader must know: unfinished runs, times that are not comparable, cut-off lines.
     """
 
@@ -151,6 +154,7 @@ class Diff(msgspec.Struct, frozen=True, kw_only=True):
     times: tuple[Slowdown, ...]
     unchanged: int
     unjudged: int
+    incomparable: int = 0
     notes: tuple[str, ...] = ()
 
     @property
@@ -200,19 +204,27 @@ def compare(before: Run, after: Run) -> Diff:
         else:
             now = NO_RECORD if key in open_after else NOT_ASKED
             changes.append(_change("lost_coverage", key, old.status, now, old, None))
+    partial = bool(before.settings.shard or _asked_otherwise(before, after))
+    unasked = 0
     for key, new in after.records.items():
         if key in before.records:
             continue
         if new.status == "unsupported":
             unjudged.add(key)
+        elif partial and new.status == "pass" and key not in open_before:
+            unasked += 1
         else:
             was = NO_RECORD if key in open_before else NOT_ASKED
             kind = "new_coverage" if new.status == "pass" else "new_failure"
             changes.append(_change(kind, key, was, new.status, None, new))
-    incomparable = dict.fromkeys(text for held in times.values() for text in held.incomparable)
+    machines = dict.fromkeys(text for held in times.values() for text in held.incomparable)
     notes = [*_notes(before, after)]
-    if incomparable:
-        notes.append(f"times are not compared where the machines differ: {'; '.join(incomparable)}")
+    if unasked:
+        notes.append(
+            f"coverage is not comparable: {before.path} was not asked for {plural(unasked, 'answer')} of {after.path}"
+        )
+    if machines:
+        notes.append(f"times are not compared where the machines differ: {'; '.join(machines)}")
     return Diff(
         before=str(before.path),
         after=str(after.path),
@@ -222,6 +234,7 @@ def compare(before: Run, after: Run) -> Diff:
         times=slowdowns(times),
         unchanged=unchanged,
         unjudged=len(unjudged),
+        incomparable=unasked,
         notes=tuple(notes),
     )
 
@@ -236,6 +249,8 @@ def _kind(old: Record, new: Record) -> Kind | None:
     if now == "pass":
         if was != "pass":
             return "fixed" if was in AGAINST else "new_coverage"
+        if _checks_lost(old, new):
+            return "lost_coverage"
         if old.fingerprint != new.fingerprint:
             return "bit_change"
         use, then = new.use, old.use
@@ -243,6 +258,16 @@ def _kind(old: Record, new: Record) -> Kind | None:
     if was != "unsupported":
         return "lost_coverage"
     return "changed_reasons" if set(old.reasons) != set(new.reasons) else None
+
+
+def _checks_lost(old: Record, new: Record) -> list[str]:
+    """The checks of an answer that are no longer made, or are no longer exact, as `lse (bounded)`."""
+    if old.checks == new.checks:
+        return []
+    lost = Counter(check.output for check in old.checks) - Counter(check.output for check in new.checks)
+    exact = Counter(check.output for check in old.checks if check.measure == "exact")
+    lost |= exact - Counter(check.output for check in new.checks if check.measure == "exact")
+    return list(dict.fromkeys(f"{check.output} ({check.measure})" for check in old.checks if check.output in lost))
 
 
 def _other_failure(old: Record, new: Record) -> bool:
@@ -269,6 +294,8 @@ def _change(kind: Kind, key: Key, was: str, now: str, old: Record | None, new: R
 
 def _sentence(kind: Kind, was: str, now: str, old: Record | None, new: Record | None, then: float, use: float) -> str:
     if old is not None and new is not None:
+        if kind == "lost_coverage" and was == now:
+            return f"was {was}, now {now} with less judged, no longer checked: {', '.join(_checks_lost(old, new))}; {answer(new)}"
         if kind in ("bit_change", "rejudged"):
             source = "" if old.source == new.source else ", and its source is another"
             what = f"other bits{source}" if kind == "bit_change" else "the same bits"
@@ -335,12 +362,22 @@ def _environments(before: Run, after: Run) -> tuple[Differing, ...]:
 
 
 # What a run was asked for, where another answer changes which questions there are.
-_ASKED = ("ops", "impls", "on", "cases", "patterns", "failed", "seed", "laws")
+_ASKED = ("ops", "impls", "on", "cases", "patterns", "failed", "seed", "laws", "shard")
+
+
+def _asked_otherwise(before: Run, after: Run) -> list[str]:
+    """The names of `_ASKED` in which the two runs differ."""
+    return [name for name in _ASKED if getattr(before.settings, name) != getattr(after.settings, name)]
 
 
 def _notes(before: Run, after: Run) -> Iterator[str]:
     for run in (before, after):
         yield from run.notes
+        if run.settings.shard:
+            yield (
+                f"{run.path} holds only shard {run.settings.shard} of its plan: what the other shards were asked cannot be "
+                "compared"
+            )
         if run.open_tasks:
             yield (
                 f"{run.path}: {without_record(len(run.open_tasks), len(run.plan))}, it is still being written or was killed "
@@ -348,13 +385,16 @@ def _notes(before: Run, after: Run) -> Iterator[str]:
             )
         repeated = sum(bool(record.attempts) for record in run.records.values())
         if repeated:
-            yield f"{run.path}: {repeated:,} of its answers came only when they were asked once more"
+            they = "it was" if repeated == 1 else "they were"
+            yield f"{run.path}: {repeated:,} of its answers came only when {they} asked once more"
     if before.records and after.records and not before.records.keys() & after.records.keys():
         yield "the two runs have no question in common"
+    judges = before.settings.judge, after.settings.judge
+    if all(judges) and judges[0] != judges[1]:
+        yield f"the cases and the judge are not the same: {judges[0]!r} then, {judges[1]!r} now"
     asked = [
         f"{name} {_setting(before.settings, name)} then, {_setting(after.settings, name)} now"
-        for name in _ASKED
-        if getattr(before.settings, name) != getattr(after.settings, name)
+        for name in _asked_otherwise(before, after)
     ]
     if asked:
         yield f"the runs were not asked for the same: {'; '.join(asked)}"

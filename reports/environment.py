@@ -37,7 +37,7 @@ def environment(on: Execution, vllm: Path | None = None, aiter: Path | None = No
         machine=f"{platform.system()} {platform.machine()}",
         python=platform.python_version(),
         torch=str(torch.__version__),
-        triton=_first_version(*_TRITON_NAMES),
+        triton=_first_version(*_TRITON_NAMES) or ("of unknown version" if importlib.util.find_spec("triton") else ""),
         numpy=np.__version__,
         device=device,
         arch=arch,

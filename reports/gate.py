@@ -17,8 +17,9 @@ from reports.alike import complaint, failure_fingerprint, fingerprint, without_n
 from reports.diff import Change, Diff, Growth, compare, counted
 from reports.execute import HARNESS
 from reports.known_failures import Application, Entry, Overlap, Use, apply, counted_as
+from reports.merge import mixed_of
 from reports.plan import AGAINST
-from reports.policy import KEYS, Action, Policy
+from reports.policy import KEYS, Policy
 from reports.record import Environment, Record
 from reports.replaying import Trees, replay_line
 from reports.store import Key, Run, Task
@@ -171,27 +172,32 @@ def judge(
     today = today or datetime.datetime.now(datetime.UTC).date()
     looks = _Scope(policy)
     trees = Trees.of(run.settings)
-    records = [record for record in run.records.values() if looks.at(record.op, record.impl)]
+    # A harness that broke has judged nothing there, wherever that was.
+    records = [
+        record for record in run.records.values() if looks.at(record.op, record.impl) or kind_of(record) == "harness"
+    ]
     passed = _passed(baseline)
     applied = _applied(known or (), run, policy, passed, today)
     judged = tuple(_judged(record, policy, applied) for record in records)
     unanswered = tuple(task for task in run.open_tasks if looks.at(task.case.partition(":")[0], task.impl))
-    notes = list(run.notes)
+    notes = [*run.notes, *_mixtures(run)]
     findings = [
         *_about_records(judged, trees),
         *_about_retries(judged, policy, trees),
         *_about_the_run(run, policy, judged, unanswered, looks),
         *_about_known(applied, policy),
-        *_about_outlived(applied, policy, records, passed),
+        *_about_outlived(applied, policy, [each for each in records if looks.at(each.op, each.impl)], passed),
     ]
     if baseline is None:
         notes.append(f"no baseline was given: {', '.join(_BASELINE_RULES)} were not applied")
     else:
         diff = compare(baseline, run)
         findings += _about_baseline(diff, policy, looks, applied, trees)
-        notes += diff.notes
-        changed = ", ".join(counted(kind, number) for kind, number in diff.counts.items() if number)
-        notes.append(f"against {baseline.path}: {changed or 'nothing changed'}")
+        notes += [*_mixtures(baseline), *diff.notes]
+        changed = [counted(kind, number) for kind, number in diff.counts.items() if number]
+        if diff.incomparable:
+            changed.append(f"{diff.incomparable:,} not comparable")
+        notes.append(f"against {baseline.path}: {', '.join(changed) or 'nothing changed'}")
         if diff.environments:
             notes.append(_environment(diff))
     if known is None:
@@ -221,6 +227,11 @@ def judge(
         environments=tuple(dict.fromkeys(record.environment for record in records)),
         trees=trees,
     )
+
+
+def _mixtures(run: Run) -> Iterable[str]:
+    """What the shards of a merged run were allowed to differ in."""
+    return (f"{run.path} was joined from runs that differ {said}" for said in mixed_of(run.settings))
 
 
 def _passed(baseline: Run | None) -> Mapping[Key, datetime.date]:
@@ -494,13 +505,15 @@ def _about_baseline(diff: Diff, policy: Policy, looks: _Scope, applied: Applicat
     groups: dict[tuple[str, str, str, str], list[Change]] = {}
     for change in diff.changes:
         if change.kind == "lost_coverage" and looks.at(change.op, change.impl):
-            rule = "unsupported_where_supported" if change.now == "unsupported" else "coverage_lost"
-            if rule == "coverage_lost" or change.key not in applied.excuses:
-                groups.setdefault((rule, change.op, change.impl, change.on), []).append(change)
+            lost = {"unsupported": "unsupported_where_supported", "pass": "checks_lost"}.get(
+                change.now, "coverage_lost"
+            )
+            if lost != "unsupported_where_supported" or change.key not in applied.excuses:
+                groups.setdefault((lost, change.op, change.impl, change.on), []).append(change)
         elif change.kind == "changed_failure" and change.key in applied.excuses and looks.at(change.op, change.impl):
             groups.setdefault(("changed_known", change.op, change.impl, change.on), []).append(change)
-    for (rule, op, impl, on), changes in groups.items():
-        yield _of_changes(rule, policy.action(rule), op, impl, on, changes, trees)
+    for (what, op, impl, on), changes in groups.items():
+        yield _of_changes(what, policy, op, impl, on, changes, trees)
     if diff.environments and policy.action("environment_changed") == "close":
         sentence = _environment(diff)
         yield Finding(
@@ -522,7 +535,9 @@ def _environment(diff: Diff) -> str:
     return f"the environment is not the baseline's: {'; '.join(each)}"
 
 
+# By the key of the policy; `checks_lost` is a part of `coverage_lost`.
 _CHANGED: Mapping[str, tuple[str, Callable[[int], str]]] = {
+    "checks_lost": ("no longer checked as before", lambda n: f"{n:,} checked in the baseline for more than here"),
     "unsupported_where_supported": ("no longer supported", lambda n: f"{n:,} judged in the baseline, unsupported here"),
     "coverage_lost": ("no longer asked", lambda n: f"{n:,} judged in the baseline, without a record here"),
     "changed_known": (
@@ -533,19 +548,20 @@ _CHANGED: Mapping[str, tuple[str, Callable[[int], str]]] = {
 
 
 def _of_changes(
-    rule: str, action: Action, op: str, impl: str, on: str, changes: Sequence[Change], trees: Trees
+    what: str, policy: Policy, op: str, impl: str, on: str, changes: Sequence[Change], trees: Trees
 ) -> Finding:
-    title, spell = _CHANGED[rule]
+    title, spell = _CHANGED[what]
+    rule = "coverage_lost" if what == "checks_lost" else what
     records = tuple(change.after for change in changes if change.after is not None)
     before = next((change.before for change in changes if change.before is not None), None)
     shown = records[0] if records else before
     return Finding(
         rule=rule,
-        closes=action == "close",
+        closes=policy.action(rule) == "close",
         kind="baseline",
         title=title,
         sentence=f"{spell(len(changes))}, such as {changes[0].case}: {changes[0].sentence}",
-        fingerprint=fingerprint((rule, op, impl, on)),
+        fingerprint=fingerprint((what, op, impl, on)),
         op=op,
         impl=impl,
         on=on,

@@ -15,11 +15,12 @@ import msgspec
 
 from reports.record import Environment
 from reports.shards import shard_of, whole_of
-from reports.store import Key, RecordFile, Run, StoreError, Task, check_vacant, create_run, read_run
+from reports.store import Key, RecordFile, Run, Settings, StoreError, Task, check_vacant, create_run, read_run
+from reports.words import has, plural
 
 # What may be allowed to differ: the fields of the environment, and the implementations' own code.
 MIXABLE = (*Environment.__struct_fields__, "source")
-_SAME_SETTINGS = ("cases", "seed", "deadline", "retry")
+_SAME_SETTINGS = ("cases", "seed", "deadline", "retry", "judge")
 # Who says something, and what: an execution, or an implementation of an op on one.
 Said = tuple[tuple[str, ...], str]
 
@@ -44,7 +45,7 @@ def merge(paths: Sequence[Path], out: Path, allow_open: bool = False, allow_mixe
         _check_alike(runs, name)
     settings = msgspec.structs.replace(
         runs[0].settings, created=min(run.settings.created for run in runs), shard="",
-        merged=tuple(str(run.path) for run in runs),
+        merged=_joined_from(runs, allow_mixed),
     )  # fmt: skip
     out.parent.mkdir(parents=True, exist_ok=True)
     part = out.with_name(f".{out.name}.{os.getpid()}.part")
@@ -56,6 +57,26 @@ def merge(paths: Sequence[Path], out: Path, allow_open: bool = False, allow_mixe
     finally:
         shutil.rmtree(part, ignore_errors=True)
     return read_run(out)
+
+
+# Between the last of the runs in `Settings.merged` and each thing that they were allowed to differ in.
+_DIFFER = ", although they differ "
+
+
+def _joined_from(runs: Sequence[Run], allow_mixed: Collection[str]) -> tuple[str, ...]:
+    """The runs that are joined, the last with what they do not agree in and need not."""
+    mixed = (
+        f"{_DIFFER}(--allow-mixed {name}): {differs}"
+        for name in MIXABLE
+        if name in allow_mixed and (differs := _differing(runs, name))
+    )
+    *others, last = (str(run.path) for run in runs)
+    return (*others, last + "".join(mixed))
+
+
+def mixed_of(settings: Settings) -> tuple[str, ...]:
+    """What the shards of a merged run were allowed to differ in, and do: `(--allow-mixed torch): torch on hip is ...`."""
+    return tuple(settings.merged[-1].split(_DIFFER)[1:]) if settings.merged else ()
 
 
 def _read(paths: Sequence[Path]) -> list[Run]:
@@ -121,8 +142,8 @@ def _joined_plan(runs: Sequence[Run], whole: str) -> list[Task]:
     tasks = [task for run in runs for task in run.plan]
     if whole_of(tasks) != whole:
         raise MergeError(
-            f"{runs[0].path}: with the other shards it holds {len(tasks)} tasks, which are not the whole plan; all shards "
-            "should be made with the same --balance run, or none"
+            f"{runs[0].path}: with the other shards it holds {plural(len(tasks), 'task')}, which are not the whole plan; all "
+            "shards should be made with the same --balance run, or none"
         )
     return [msgspec.structs.replace(task, place=0) for task in sorted(tasks, key=lambda task: task.place)]
 
@@ -137,9 +158,11 @@ def _check_complete(run: Run, allow_open: bool) -> None:
     if allow_open or not (open_tasks or run.retries):
         return
     what = (
-        f"{len(open_tasks)} of {len(run.plan)} tasks have no record, such as {_named(open_tasks[0])}"
+        f"{len(open_tasks):,} of {plural(len(run.plan), 'task')} {has(len(open_tasks))} no record, such as "
+        f"{_named(open_tasks[0])}"
         if open_tasks
-        else f"{len(run.retries)} tasks are still to be asked once more, such as {_named(run.retries[0])}"
+        else f"{plural(len(run.retries), 'task')} {'is' if len(run.retries) == 1 else 'are'} still to be asked once more, "
+        f"such as {_named(run.retries[0])}"
     )
     raise MergeError(
         f"{run.path}: {what}; finish it with mla-oracle sweep --resume {shlex.quote(str(run.path))}, or take it as it is "
@@ -149,11 +172,15 @@ def _check_complete(run: Run, allow_open: bool) -> None:
 
 def _check_alike(runs: Sequence[Run], name: str) -> None:
     """Raise when the records of one execution do not agree in a field of the environment, or in their code."""
-    differs = mixture(name, (said for run in runs for said in said_by(run, name, f"in {run.path}")))
+    differs = _differing(runs, name)
     if differs:
         raise MergeError(
             f"mixed environments: {differs}; shards should be answered alike, or be joined with --allow-mixed {name}"
         )
+
+
+def _differing(runs: Sequence[Run], name: str) -> str:
+    return mixture(name, (said for run in runs for said in said_by(run, name, f"in {run.path}")))
 
 
 def mixture(name: str, said: Iterable[tuple[tuple[str, ...], str, str]]) -> str:

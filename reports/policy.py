@@ -75,12 +75,12 @@ unfinished = "close"
 # No case was judged: everything was unsupported, or no implementation or op fits the patterns above.
 nothing_judged = "close"
 
-# A crash, a hang or a lost device that passed when it was asked once more. A numeric failure is never asked again.
+# A crash, a hang or a lost device that was asked once more, however it ended then. A numeric failure is never asked again.
 retried = "report"
 
 # These four compare with --baseline RUN, and are said to be not applied without one.
 
-# A case of the baseline was judged there and was not asked here.
+# A case of the baseline was judged there and was not asked here, or passes here with a check less or one no longer exact.
 coverage_lost = "close"
 
 # A case was judged in the baseline, and here the implementation says that it is unsupported.

@@ -17,9 +17,10 @@ READABLE = (1, 2)
 class Environment(msgspec.Struct, frozen=True, kw_only=True, gc=False, forbid_unknown_fields=True):
     """What the answer may depend on besides the case and the code.
 
-    device: the GPU, or the processor where there is none. arch: what kernels are compiled for, `gfx950` or `sm_90`; of a
-    processor its machine type. driver: the runtime that torch was built for. vllm, aiter: version, commit, and the tree
-    that was pointed at. commit: of mla-oracle itself, `+` behind it when files differ.
+    triton: its version, empty where none is installed. device: the GPU, or the processor where there is none. arch: what
+    kernels are compiled for, `gfx950` or `sm_90`; of a processor its machine type. driver: the runtime that torch was built
+    for. vllm, aiter: version, commit, and the tree that was pointed at. commit: of mla-oracle itself, `+` behind it when
+    files differ.
     """
 
     machine: str

@@ -54,6 +54,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     plan_digest: SHA-256 of `plan.jsonl`, which `create_run` sets, so that no task is taken away later; runs of before have
     none and are read without.
+
+    judge: the version and the SHA-256 of what decides a verdict besides the implementations, as `reports.judge` says it;
+    runs of before have none.
     """
 
     schema: int = SCHEMA
@@ -78,6 +81,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     balance: str = ""
     merged: tuple[str, ...] = ()
     plan_digest: str = ""
+    judge: str = ""
 
 
 class Task(msgspec.Struct, frozen=True, kw_only=True, gc=False, forbid_unknown_fields=True):
@@ -189,7 +193,11 @@ def attempt_of(record: Record) -> Attempt:
 
 
 def check_vacant(path: Path) -> None:
-    """Raise `StoreError` unless a run can be made there: nothing, or an empty directory."""
+    """Raise `StoreError` unless a run can be made there: nothing, or an empty directory, and inside no other run."""
+    for directory in path.resolve().parents:
+        # A run.json alone may be anybody's.
+        if (directory / "run.json").is_file() and (directory / "records").is_dir():
+            raise StoreError(f"{path}: lies in the run {directory}; a run needs a directory outside of every other run")
     if path.exists() and not path.is_dir():
         raise StoreError(f"{path}: is a file, a run needs a directory of its own")
     if path.is_dir() and any(path.iterdir()):
@@ -407,6 +415,8 @@ def _read(path: Path, settings: Settings, being_written: bool) -> Run:
                 )
             msgspec.structs.force_setattr(record, "case", asked.case)
             known = records.get(key)
+            if known is not None:
+                _check_one_answer(known, record, place)
             if known is None or _later(record, known):
                 records[key] = record
             if last is not None and last.key == key:
@@ -427,6 +437,20 @@ def _read(path: Path, settings: Settings, being_written: bool) -> Run:
 def _later(record: Record, known: Record) -> bool:
     """Whether a record takes the place of another one: asked once more is later, whatever the machines' clocks say."""
     return (len(record.attempts), record.finished) >= (len(known.attempts), known.finished)
+
+
+def _check_one_answer(known: Record, record: Record, place: str) -> None:
+    """Raise unless of two records of a question the earlier one has no answer, or they are the same line.
+
+    Only a question without an answer is asked again, and the record of that counts how often.
+    """
+    fewer = min(len(known.attempts), len(record.attempts))
+    if record != known and any(len(one.attempts) == fewer and not one.infrastructure for one in (known, record)):
+        law = f", law {record.law}," if record.law else ""
+        raise StoreError(
+            f"{place}: answers {record.case} on {record.impl} ({record.on}){law} a second time, {record.status!r} beside "
+            f"{known.status!r}; a question that has its answer is never asked again"
+        )
 
 
 def _unsettled(task: Task, record: Record | None) -> bool:

@@ -28,6 +28,7 @@ from impl.sources.source_tree import SourceError
 from oracle.check import Status
 from reports.environment import environment
 from reports.execute import HARNESS
+from reports.judge import judge
 from reports.merge import MIXABLE, Said, mixture, said_by, said_of
 from reports.plan import AGAINST, find_impl
 from reports.plugin import UNWRITABLE
@@ -36,6 +37,7 @@ from reports.store import Key, Pending, RecordFile, Run, Settings, StoreError, T
 
 _POLL_SECONDS = 0.2
 _PLAIN_LINE_SECONDS = 10.0
+_NOTICE_SECONDS = 0.5
 _BARREN_PASSES = 2
 _NO_TRACE = "the worker died and left no trace: it ended itself or was killed"
 
@@ -44,7 +46,7 @@ def sweep(path: Path, console: Console) -> Run:
     """Run the tasks of a run directory that have no record yet, and return the run as it then stands.
 
     Raises `StoreError` when the directory cannot be read or written, when another sweep is writing it, or when what it
-    holds was answered by other code or in another environment than this process's.
+    holds was judged or answered by other code or in another environment than this process's.
     """
     with held(path) as lock:
         _check_present(read_run(path, own=True))
@@ -98,8 +100,16 @@ def _make_room(path: Path) -> str:
 
 
 def _check_present(run: Run) -> None:
-    """Raise unless all records come from the code and the environment that would answer the rest."""
-    if not run.records or not (run.open_tasks or run.retries):
+    """Raise unless all records come from the judge, the code and the environment that would answer the rest."""
+    if not (run.open_tasks or run.retries):
+        return
+    begun = run.settings.judge
+    if begun and begun != (here := judge()):
+        raise StoreError(
+            f"{run.path}: was begun with the cases and the judge {begun!r}, but they are {here!r} now; a run has one judge, "
+            "so what is left should be asked by that one, or everything anew with sweep --out"
+        )
+    if not run.records:
         return
     now = dict(_now(run))
     for name in MIXABLE:
@@ -273,6 +283,10 @@ def _session(run: Run, stem: str, on: Execution, tasks: list[Task], lock: int, s
             time.sleep(_POLL_SECONDS)
         show()
         return session.returncode
+    except KeyboardInterrupt:
+        # A worker that died just before is known to the session in a moment, and to nobody once that has ended.
+        time.sleep(_NOTICE_SECONDS)
+        raise
     finally:
         os.close(writing)
         if "session" in locals():

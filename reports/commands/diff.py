@@ -14,7 +14,7 @@ from rich.markup import escape
 
 import cases as rooms
 from reports.commands.shared import ImplOption, Misuse, OpOption, application, console_of
-from reports.outputs.files import OutputError, outside_runs
+from reports.outputs.files import OutputError, outside_runs, write
 from reports.replaying import Trees, replay_line
 from reports.store import Run, read_run, read_settings
 from reports.words import has, plural
@@ -62,8 +62,7 @@ def show_diff(
         )
     difference: Diff = importlib.import_module("reports.diff").compare(*runs)
     if json is not None:
-        with json.open("xb") as file:
-            file.write(msgspec.json.format(msgspec.json.encode(difference)) + b"\n")
+        write(json, f"{msgspec.json.format(msgspec.json.encode(difference)).decode()}\n")
     console = console_of()
     for run in runs:
         if run.being_written:
@@ -114,6 +113,8 @@ def print_diff(difference: "Diff", before: Run, after: Run, console: Console) ->
     console.print(f"{difference.unchanged:8} unchanged", style="dim")
     if difference.unjudged:
         console.print(f"{difference.unjudged:8} judged by neither run", style="dim")
+    if difference.incomparable:
+        console.print(f"{difference.incomparable:8} not comparable", style="dim")
     for kind in words.KINDS:
         found = difference.of(kind)
         if found:

@@ -11,7 +11,7 @@ from rich.table import Table
 
 import cases as rooms
 from cases.case import Case, case_type
-from impl.implementation import EXECUTIONS, implementations
+from impl.implementation import EXECUTIONS, implementations, without_triton
 from impl.sources.source_tree import SourceError
 from reports.commands.shared import AiterOption, VllmOption, application, console_of, use_trees
 from reports.environment import default_execution, environment, unavailable
@@ -33,6 +33,9 @@ def doctor(vllm: VllmOption = None, aiter: AiterOption = None, isa: IsaOption = 
     trees = use_trees(vllm, aiter)
     console = console_of()
     os.environ.setdefault("TRITON_INTERPRET", "1")
+    missing = without_triton()
+    if missing:
+        console.print(escape(f"No Triton kernel can be judged here: {'; '.join(missing)}."), style="bold")
     here = environment(default_execution(), trees.vllm, trees.aiter)
     for field in here.__struct_fields__:
         console.print(escape(f"{field:8} {getattr(here, field) or 'none'}"))

@@ -15,12 +15,12 @@ from reports.commands.terminal import table_of
 from reports.gate import KINDS, Finding, GateResult, judge
 from reports.known_failures import KnownError, read_known
 from reports.outputs.escaping import printable
-from reports.outputs.files import OutputError, claim, outside_runs, write
+from reports.outputs.files import OutputError, claim, naming, outside_runs, write
 from reports.outputs.gate_json import gate_json
-from reports.outputs.github import annotations, append_summary, silenced
+from reports.outputs.github import annotations, append_summary, silenced, summary_place
 from reports.outputs.junit import junit
 from reports.outputs.sarif import sarif
-from reports.outputs.summary import summary
+from reports.outputs.summary import annotation, summary
 from reports.policy import DEFAULT_TEXT, Policy, PolicyError, read_policy
 from reports.store import read_run
 
@@ -71,6 +71,8 @@ def gate(
             if path is not None and path.resolve() in {each.resolve() for each in (policy, known) if each is not None}:
                 raise Misuse(f"{option} {path}: is what the gate reads, an output should go elsewhere")
         places = {option: claim(option, path) for option, path in files.items() if path is not None}
+        if github:
+            summary_place()
     except (PolicyError, KnownError, OutputError) as error:
         raise Misuse(str(error)) from error
     taken: dict[Path, str] = {}
@@ -84,7 +86,7 @@ def gate(
             f"--baseline {baseline}: holds no record, so nothing can be worse; it should be a run with answers"
         )
     result = judge(read_run(run), rules, entries, earlier, day)
-    for option, writer in (("--junit", junit), ("--sarif", sarif), ("--json", gate_json), ("--buildkite", summary)):
+    for option, writer in (("--junit", junit), ("--sarif", sarif), ("--json", gate_json), ("--buildkite", annotation)):
         if option in places:
             write(places[option], writer(result))
     if github:
@@ -107,7 +109,7 @@ def _write_policy(path: Path) -> int:
         outside_runs("--write-policy", path)
     except OutputError as error:
         raise Misuse(str(error)) from error
-    with path.open("x", encoding="utf-8") as file:
+    with naming(path), path.open("x", encoding="utf-8") as file:
         file.write(DEFAULT_TEXT)
     console_of().print(escape(str(path)))
     return 0

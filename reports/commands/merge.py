@@ -4,9 +4,10 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich.markup import escape
 
 from reports.commands.shared import application, console_of, one_of
-from reports.merge import MIXABLE, merge
+from reports.merge import MIXABLE, merge, mixed_of
 from reports.words import plural
 
 
@@ -27,5 +28,7 @@ def merge_runs(
     joined = merge(runs, out, allow_open, mixed)
     console = console_of()
     console.print(f"{out}: {plural(len(joined.records), 'record')} of {plural(len(runs), 'shard')}", soft_wrap=True)
+    for said in mixed_of(joined.settings):
+        console.print(escape(f"they differ {said}"), soft_wrap=True)
     if joined.open_tasks:
         console.print(f"{joined.progress}", soft_wrap=True)

@@ -34,6 +34,8 @@ from reports.commands.shared import (
     workers_of,
 )  # fmt: skip
 from reports.commands.terminal import asked_again, first_sentence, table_of
+from reports.judge import judge
+from reports.kernels import no_kernel_judged
 from reports.plan import AGAINST, Plan, Selection, plan
 from reports.record import Record
 from reports.replaying import Trees, replay_line
@@ -133,7 +135,7 @@ def _new_run(wanted: Selection, trees: Trees, how: Settings, out: Path | None, c
         how, created=time.time(), ops=wanted.ops, impls=wanted.impls, on=wanted.on, cases=wanted.level,
         patterns=wanted.patterns, failed=str(wanted.failed or ""), seed=wanted.seed,
         vllm=str(trees.vllm or ""), aiter=str(trees.aiter or ""), laws=wanted.laws, ledgers=found.ledgers,
-        whole=whole_of(found.tasks) if how.shard else "",
+        whole=whole_of(found.tasks) if how.shard else "", judge=judge(),
     )  # fmt: skip
     about_shard = ""
     if how.shard:
@@ -165,6 +167,9 @@ def _divided(whole: Plan, shard: Shard, times: Run | None) -> tuple[Plan, str]:
 
 def _summarise(run: Run, console: Console) -> None:
     records = list(run.records.values())
+    unjudged = no_kernel_judged(records)
+    if unjudged:
+        console.print(escape(unjudged), style="bold")
     console.print(table_of(records))
     groups: dict[tuple[str, str, str, str], list[Record]] = {}
     for record in records:

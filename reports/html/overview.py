@@ -7,6 +7,7 @@ from typing import Any
 
 from reports import figures
 from reports.html.rows import WRONG, judged_use, spelled_counts, status_counts
+from reports.kernels import is_triton, judges_kernels, no_kernel_judged
 from reports.record import Environment, Record
 from reports.words import every, has, plural, was
 
@@ -19,8 +20,23 @@ _FEW_OPS = 12
 def answer(records: Sequence[Record], ways: int, missing: int = 0) -> tuple[str, str, str]:
     """Whether the run is right: the status it is coloured as, the answer in a few words, and the sentence.
 
-    ways: the groups of what is wrong. missing: planned cases without a record; with any, nothing is called right.
+    ways: the groups of what is wrong. missing: planned cases without a record; with any, nothing is called right. That no
+    Triton kernel was judged stands in the first few words.
     """
+    status, word, said = _answer(records, ways, missing)
+    unjudged = no_kernel_judged(records)
+    if not unjudged:
+        return status, word, said
+    if status == "pass":
+        asked = any(is_triton(record.impl) for record in records)
+        return "vacuous" if asked else "pass", unjudged, said
+    if all(record.status == "unsupported" for record in records):
+        return status, word, f"{unjudged} {said}"
+    return status, f"{word.removesuffix('.')}, and {unjudged[0].lower()}{unjudged[1:]}", said
+
+
+def _answer(records: Sequence[Record], ways: int, missing: int) -> tuple[str, str, str]:
+    """`answer` of what was judged, whatever it is."""
     counts = status_counts(records)
     wrong = sum(counts[status] for status in WRONG)
     judged = wrong + counts["pass"] + counts["vacuous"]
@@ -53,6 +69,8 @@ def executions_of(records: Sequence[Record]) -> list[tuple[str, int, str]]:
             words = (
                 "no GPU ran. The kernels were interpreted on the CPU: their arithmetic and addressing are judged, "
                 "the machine code of a GPU is not."
+                if judges_kernels([record for record in records if record.on == on])
+                else "no GPU ran, and no Triton kernel was interpreted: torch and host code answered on the CPU."
             )
         elif on.startswith("isa:"):
             chip = on.removeprefix("isa:")
@@ -69,7 +87,8 @@ def environments_of(records: Sequence[Record]) -> dict[str, Any]:
     found = [environment for environment, _ in tally.most_common()]
     fields = []
     for field in Environment.__struct_fields__:
-        words = [str(getattr(environment, field)) for environment in found]
+        absent = "not installed" if field == "triton" else ""
+        words = [str(getattr(environment, field)) or absent for environment in found]
         if any(words):
             fields.append((field, words, len(set(words)) > 1))
     on = [sorted({record.on for record in records if record.environment == environment}) for environment in found]

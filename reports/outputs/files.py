@@ -5,12 +5,23 @@ that runs again does; a file that the gate did not write is never touched.
 """
 
 import os
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 # What a sweep writes in the directory of a run itself, besides its folders.
 _OF_A_RUN = ("run.json", "run.json.part", "plan.jsonl", "lock")
-# Stands near the beginning of every file that the gate writes.
-MARK = b"mla-oracle gate"
+# The first line of Markdown that the gate writes to a file of its own.
+MARKDOWN_MARK = "<!-- mla-oracle gate wrote this file; the next one overwrites it -->"
+# How each output begins, in the letters of its writer: JSON, JUnit XML, SARIF, Markdown.
+_OURS = re.compile(
+    rb"""\{\n  "kind": "mla-oracle gate",\n  "schema": \d+,\n  "gate": "(?:open|closed)",\n"""
+    rb"""|<\?xml version="1\.0" encoding="UTF-8"\?>\n<testsuites name=["']mla-oracle gate """
+    rb"""|\{\n  "\$schema": "[^"\n]+",\n  "version": "2\.1\.0",\n  "runs": \[\n    \{\n      "tool": \{\n"""
+    rb"""        "driver": \{\n          "name": "mla-oracle gate",\n"""
+    rb"|" + re.escape(MARKDOWN_MARK.encode()) + rb"\n"
+)
 _LOOKED_AT = 4096
 
 
@@ -40,12 +51,20 @@ def claim(option: str, path: Path) -> Path:
             raise OutputError(f"{option} {path}: is no regular file; it should be a new file")
         with path.open("rb") as file:
             head = file.read(_LOOKED_AT)
-        # What steers a gate is TOML and may bear its name; what it writes is not.
-        if head and (MARK not in head or path.suffix == ".toml"):
+        if head and not _OURS.match(head):
             raise OutputError(
                 f"{option} {path}: exists, and mla-oracle gate did not write it; it should be a new file or an earlier output"
             )
     return path
+
+
+@contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """An `OSError` in between names the path: Python's own does not where a file that is open has no room."""
+    try:
+        yield
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, str(path)) from error
 
 
 def write(path: Path, text: str) -> None:
@@ -53,7 +72,8 @@ def write(path: Path, text: str) -> None:
     place = path.resolve()
     draft = place.with_name(f".{place.name[:100]}.{os.getpid()}.part")
     try:
-        draft.write_bytes(text.encode("utf-8", errors="backslashreplace"))
-        draft.replace(place)
+        with naming(path):
+            draft.write_bytes(text.encode("utf-8", errors="backslashreplace"))
+            draft.replace(place)
     finally:
         draft.unlink(missing_ok=True)

@@ -14,6 +14,7 @@ import typer
 
 from reports.gate import Finding, GateResult
 from reports.outputs.escaping import command_data, command_property
+from reports.outputs.files import OutputError, naming, outside_runs
 from reports.outputs.sarif import source_of
 from reports.outputs.summary import MOST_BYTES, summary
 
@@ -76,14 +77,25 @@ def silenced() -> Iterator[None]:
         typer.echo(f"::{word}::")
 
 
-def append_summary(result: GateResult) -> Path | None:
-    """Append the summary to the file that GitHub names for the step; None where it names none."""
+def summary_place() -> Path | None:
+    """The file that GitHub names for the step's summary, None where it names none; raises `OutputError` for no such place."""
     name = os.environ.get(SUMMARY, "")
     if not name:
         return None
     path = Path(name)
+    if path.is_dir() or not path.resolve().parent.is_dir():
+        raise OutputError(f"{SUMMARY} {path}: should name a file in a directory that exists")
+    outside_runs(SUMMARY, path)
+    return path
+
+
+def append_summary(result: GateResult) -> Path | None:
+    """Append the summary to the file that GitHub names for the step; None where it names none."""
+    path = summary_place()
+    if path is None:
+        return None
     before = path.stat().st_size if path.exists() else 0
     page = summary(result, MOST_BYTES - before - 1)
-    with path.open("ab") as file:
+    with naming(path), path.open("ab") as file:
         file.write(("\n" * bool(before) + page).encode(errors="backslashreplace"))
     return path

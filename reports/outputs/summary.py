@@ -9,6 +9,7 @@ from collections.abc import Iterable, Sequence
 from reports.gate import KINDS, Finding, GateResult
 from reports.known_failures import counted_as
 from reports.outputs.escaping import code, fenced, markdown
+from reports.outputs.files import MARKDOWN_MARK
 from reports.words import plural
 
 # Both pages refuse more than 1 MiB.
@@ -30,6 +31,11 @@ def summary(result: GateResult, most: int = MOST_BYTES) -> str:
     if result.notes:
         blocks.append("\n".join(["**Notes**", "", *(f"- {markdown(note)}" for note in result.notes)]))
     return _fitted(blocks, most)
+
+
+def annotation(result: GateResult) -> str:
+    """The page as a file of its own, by whose first line the gate knows it again."""
+    return f"{MARKDOWN_MARK}\n\n{summary(result, MOST_BYTES - len(MARKDOWN_MARK) - 2)}"
 
 
 def _fitted(blocks: Sequence[str], most: int) -> str:

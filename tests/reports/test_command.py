@@ -1,12 +1,15 @@
 """Does the command say in one sentence what was wrong, write nothing then, and else do what it says?"""
 
+import dataclasses
+import importlib.metadata
 import importlib.util
 import os
 import resource
+import runpy
 import subprocess
 import sys
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -14,7 +17,9 @@ import pytest
 
 from oracle.check import Check
 from reports import command
-from reports.commands import show
+from reports.commands import doctor, show
+from reports.commands import sweep as sweep_command
+from reports.commands.shared import console_of
 from reports.record import LOST, Attempt, Environment, Record, Seconds
 from reports.store import RecordFile, Settings, Task, create_run, held, read_run
 
@@ -93,7 +98,8 @@ def files(path: Path) -> dict[Path, bytes]:
         ("report runs/kept --out runs/kept/run.json", "--out runs/kept/run.json: belongs to the run "),
         ("report runs/kept --out runs", "--out runs: should name a file"),
         ("sweep --resume runs/kept --workers 1", "--resume runs/kept: the run's own settings hold"),
-        ("sweep --op standin.double --out runs/kept/run.json/sub", "Not a directory"),
+        ("sweep --op standin.double --out runs/kept/run.json/sub", "/runs/kept; a run needs a directory outside"),
+        ("sweep --op standin.double --out runs/kept/records/x.jsonl", "/runs/kept; a run needs a directory outside"),
         ("sweep --op standin.double --shard 0/4", "--shard 0/4: should be i/n with i from 1 to n, such as 1/4"),
         ("sweep --op standin.double --shard 5/4", "--shard 5/4: should be i/n"),
         ("sweep --op standin.double --shard a/b", "--shard a/b: should be i/n"),
@@ -161,6 +167,63 @@ def test_a_failure_cannot_be_edited_away(
     path.write_text(text.replace(old, new, 1))
     assert command.main(["show", "runs/kept"]) == 2
     assert sentence in capsys.readouterr().err
+
+
+def test_a_sweep_without_triton_says_first_that_no_kernel_was_judged(
+    kept: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = read_run(kept)
+    bare = {
+        key: msgspec.structs.replace(record, impl="ours-triton", reasons=("triton is not installed",))
+        if record.status == "unsupported"
+        else record
+        for key, record in run.records.items()
+    }
+    sweep_command._summarise(dataclasses.replace(run, records=bare), console_of())
+    assert capsys.readouterr().out.startswith("No Triton kernel was judged: triton is not installed.\n")
+
+
+@pytest.mark.parametrize("there", [True, False])
+def test_the_doctor_says_whether_triton_kernels_can_be_judged(
+    there: bool, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(doctor, "without_triton", lambda: [] if there else ["triton is not installed"])
+    monkeypatch.setattr(doctor, "_print_conformance", lambda console: 0)
+    monkeypatch.setattr(doctor.rooms, "OPS", ())
+    assert command.main(["doctor"]) == 0
+    sentence = "No Triton kernel can be judged here: triton is not installed.\n"
+    assert capsys.readouterr().out.startswith(sentence) is not there
+
+
+@pytest.mark.parametrize(
+    ("torch", "triton", "installed"),
+    [(True, True, []), (True, False, ["triton>=3.6,<3.10"]), (False, False, ["torch==2.13.0"])],
+)
+def test_a_session_brings_the_triton_that_the_host_lacks_and_never_another_torch(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, torch: bool, triton: bool, installed: list[str]
+) -> None:
+    stub = SimpleNamespace(options=SimpleNamespace(), session=lambda function: function, Session=object)
+    monkeypatch.setitem(sys.modules, "nox", stub)
+    monkeypatch.delenv("MLA_ORACLE_TORCH", raising=False)
+    house = runpy.run_path(str(Path(command.__file__).parent.parent / "noxfile.py"))
+    here = house["install"].__globals__
+    monkeypatch.setitem(here, "host_has", {"torch": torch, "triton": triton}.get)
+    monkeypatch.setitem(here, "sys", SimpleNamespace(platform="linux"))
+    monkeypatch.setattr(importlib.metadata, "version", {"torch": "2.12.0+cpu", "numpy": "2.4"}.__getitem__)
+    monkeypatch.setattr(importlib.metadata, "PackageNotFoundError", KeyError)
+    calls: list[tuple[str, ...]] = []
+    session = SimpleNamespace(
+        install=lambda *words: calls.append(words),
+        run=lambda *words, **how: str(tmp_path),
+        create_tmp=lambda: str(tmp_path),
+    )
+    house["install"](session, "tests")
+    words = [word for call in calls for word in call]
+    assert [word for word in words if word.startswith(("torch", "triton"))] == installed
+    assert (".[tests]" in words, ".[standalone,tests]" in words) == (torch, not torch)
+    if torch:
+        assert all(call[-2:] == ("-c", str(tmp_path / "host.txt")) for call in calls)
+        assert (tmp_path / "host.txt").read_text() == "torch==2.12.0+cpu\nnumpy==2.4\n"
 
 
 def test_what_escapes_is_the_harness_fault_and_one_sentence(

@@ -211,6 +211,59 @@ def test_a_difference_says_what_was_and_what_is(name: str, old: Side, new: Side,
         assert ("its source is another" in said) == ("source" in name)
 
 
+@pytest.mark.parametrize("bits", ["aa", "bb"])
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        ((within(), msgspec.structs.replace(within(0.1), output="lse")), (within(),), "lse (bounded)"),
+        ((Check(output="n", measure="exact", use=0.0, count=4), within()),
+         (Check(output="n", measure="bounded", use=0.0, count=4), within()), "n (exact)"),
+        ((within(), within()), (within(),), "out (bounded)"),
+    ],
+)  # fmt: skip
+def test_a_check_that_is_dropped_or_loosened_is_lost_coverage(
+    old: tuple[Check, ...], new: tuple[Check, ...], said: str, bits: str
+) -> None:
+    there = compare(*sides([({"checks": old}, {"checks": new, "bits": bits})]))
+    (change,) = there.changes
+    assert (change.kind, change.was, change.now, there.worse) == ("lost_coverage", "pass", "pass", True)
+    assert f"no longer checked: {said}" in change.sentence
+    back = compare(*sides([({"checks": new}, {"checks": old})]))
+    assert not back.worse
+
+
+def test_what_a_shard_was_not_asked_is_not_comparable(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    after = run_of([record(0), record(1), record(2, "fail")], "b")
+    found = compare(run_of([record(0)], "a", shard="1/5"), after)
+    assert (found.incomparable, found.unchanged, [each.kind for each in found.changes]) == (1, 1, ["new_failure"])
+    assert any(note.startswith("a holds only shard 1/5 of its plan") for note in found.notes)
+    assert "the runs were not asked for the same: shard 1/5 then, none now" in found.notes
+    assert compare(run_of([record(0)], "a", impls=("ours-triton",)), after).incomparable == 1
+    whole = compare(run_of([record(0)], "a"), after)
+    assert (whole.incomparable, len(whole.of("new_coverage"))) == (0, 1)
+    # What it was asked, and has no record of, it can still be compared with.
+    unfinished = compare(run_of([record(0)], "a", [record(1)], shard="1/5"), after)
+    assert (unfinished.incomparable, len(unfinished.of("new_coverage"))) == (0, 1)
+
+
+def test_the_command_counts_what_is_not_comparable(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    old = tmp_path / "a"
+    create_run(old, Settings(on=("interpreter",), shard="1/5"), run_of([record(0)]).plan)
+    file = RecordFile(old / "records" / "0001-interpreter-gw0-1.jsonl")
+    file.record(record(0))
+    file.close()
+    code, out, _ = diff(capsys, old, written(tmp_path / "b", [record(0), record(1)]))
+    assert code == 0
+    assert "       1 not comparable" in out
+
+
+def test_another_judge_is_said() -> None:
+    old, new = run_of([record(0)], "a", judge="0.1 aa"), run_of([record(0)], "b", judge="0.2 bb")
+    assert "the cases and the judge are not the same: '0.1 aa' then, '0.2 bb' now" in compare(old, new).notes
+    for one, other in ((old, old), (run_of([record(0)], "a"), new)):
+        assert not any("judge" in note for note in compare(one, other).notes)
+
+
 # Any state of a question, by hypothesis.
 def _states() -> st.SearchStrategy[Side]:
     reasons = st.permutations(["a", "b", "c"]).flatmap(
@@ -520,7 +573,7 @@ def test_unfinished_runs_repeated_questions_and_other_settings_are_said() -> Non
     notes = compare(before, after).notes
     assert notes == (
         "b: 1 of its 2 questions has no record, it is still being written or was killed half way; what is there is compared",
-        "b: 1 of its answers came only when they were asked once more",
+        "b: 1 of its answers came only when it was asked once more",
         "the runs were not asked for the same: cases smoke then, nightly now",
     )  # fmt: skip
 
@@ -644,6 +697,20 @@ def test_the_whole_diff_is_kept_as_json_in_a_new_file_only(tmp_path: Path, capsy
     assert (code, out) == (2, "")
     assert "should name a new file" in err
     assert kept.read_bytes() == before
+
+
+def test_a_diff_that_cannot_be_kept_names_its_file(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(self: Path, content: bytes) -> int:
+        raise OSError(28, "No space left on device")
+
+    old, new = written(tmp_path / "a", [record(0)]), written(tmp_path / "b", [record(0)])
+    monkeypatch.setattr(Path, "write_bytes", full)
+    code, _, err = diff(capsys, old, new, "--json", tmp_path / "diff.json")
+    assert code == 2
+    assert f"{tmp_path / 'diff.json'}: No space left on device" in err
+    assert not (tmp_path / "diff.json").exists()
 
 
 def test_an_op_can_be_looked_at_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

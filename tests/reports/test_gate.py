@@ -155,6 +155,19 @@ def test_a_broken_harness_closes_whatever_the_policy_says(tmp_path: Path) -> Non
     assert (found.closes, found.kind) == (True, "harness")
 
 
+@pytest.mark.parametrize("policy", [Policy(implementations=("vllm-*",)), Policy(ops=("dense_mla.*",))])
+def test_a_broken_harness_closes_wherever_it_broke(policy: Policy) -> None:
+    broken = record(1, "error", reasons=("the harness itself broke in judging: KeyError: x",))
+    inside = record(1, impl="vllm-triton", op="dense_mla.decode")
+    result = judge(
+        run_of(broken, record(2, "fail"), inside, record(3, impl="vllm-triton"), record(1, op="dense_mla.decode")),
+        policy,
+        today=TODAY,
+    )
+    assert rules(result) == {"harness": True}
+    assert result.closed
+
+
 def test_failures_of_one_kind_are_one_finding_and_others_are_their_own() -> None:
     other = msgspec.structs.replace(BAD, output="lse")
     run = run_of(
@@ -360,6 +373,41 @@ def test_what_was_never_supported_is_no_loss() -> None:
         run_of(record(1, "unsupported"), record(2)),
     )
     assert judge(after, Policy(), baseline=before, today=TODAY).findings == ()
+
+
+def test_a_check_that_is_no_longer_made_is_lost_coverage() -> None:
+    before, after = (
+        run_of(record(1, checks=(GOOD, msgspec.structs.replace(GOOD, output="lse"))), name="before"),
+        run_of(record(1)),
+    )
+    found = only(judge(after, Policy(), baseline=before, today=TODAY), "coverage_lost")
+    assert (found.closes, found.title) == (True, "no longer checked as before")
+    assert "1 checked in the baseline for more than here" in found.sentence
+    assert "lse (bounded)" in found.sentence
+    both = run_of(record(1), name="after"), run_of(record(1, checks=before.records[record(1).key].checks), record(2))
+    lost = judge(both[0], Policy(), baseline=both[1], today=TODAY).findings
+    assert sorted(each.title for each in lost) == ["no longer asked", "no longer checked as before"]
+    assert len({each.fingerprint for each in lost}) == 2
+
+
+def test_a_baseline_that_is_a_single_shard_is_said() -> None:
+    shard = run_of(record(1), name="before", shard="1/5")
+    notes = judge(run_of(record(1), record(2)), Policy(), (), shard, TODAY).notes
+    assert "before holds only shard 1/5 of its plan: what the other shards were asked cannot be compared" in notes
+    assert "coverage is not comparable: before was not asked for 1 answer of run" in notes
+    assert "against before: 1 not comparable" in notes
+    whole = judge(run_of(record(1)), Policy(), (), run_of(record(1), name="before"), TODAY).notes
+    assert not any("cannot be compared" in note or "comparable" in note for note in whole)
+
+
+def test_what_a_merge_was_allowed_to_mix_is_said() -> None:
+    joined = run_of(
+        record(1), merged=("a", "b, although they differ (--allow-mixed torch): torch on hip is '2' in a, but '3' in b")
+    )
+    said = "run was joined from runs that differ (--allow-mixed torch): torch on hip is '2' in a, but '3' in b"
+    assert said in judge(joined, Policy(), today=TODAY).notes
+    assert said in judge(run_of(record(1), name="after"), Policy(), (), joined, TODAY).notes
+    assert not any("mixed" in note for note in judge(run_of(record(1), merged=("a", "b")), Policy(), today=TODAY).notes)
 
 
 def _grown(ratio: float, seen: bool = True, tail: bool = False) -> Growth:
@@ -648,6 +696,43 @@ def test_no_output_takes_the_place_of_what_steers_the_gate(tmp_path: Path, capsy
         assert command(["gate", str(run), "--policy", str(policy), "--json", str(out)]) == 2
         assert sentence in capsys.readouterr().err
         assert out.read_text() == DEFAULT_TEXT
+
+
+@pytest.mark.parametrize("name", ["github-actions.yml", "buildkite.yml", "gate.toml", "../ci.md"])
+@pytest.mark.parametrize("option", ["--json", "--junit", "--sarif", "--buildkite"])
+def test_a_file_that_only_mentions_the_gate_is_kept(tmp_path: Path, name: str, option: str) -> None:
+    run, out = on_disk(tmp_path / "run", record(0)), tmp_path / "out"
+    content = (DOCS / name).read_bytes()
+    for each in (
+        content,
+        b"#!/bin/sh\nmla-oracle gate run\n",
+        b'{"kind": "mla-oracle gate"}',
+        b"### mla-oracle gate: my notes\n",
+    ):
+        out.write_bytes(each)
+        assert command(["gate", str(run), option, str(out)]) == 2
+        assert out.read_bytes() == each
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no device that is always full")
+def test_a_step_summary_that_has_no_room_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("GITHUB_STEP_SUMMARY", "/dev/full")
+    assert command(["gate", str(on_disk(tmp_path / "run", record(0))), "--github"]) == 2
+    assert "/dev/full: No space left on device" in capsys.readouterr().err
+
+
+def test_the_step_summary_does_not_go_into_a_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = on_disk(tmp_path / "run", record(0))
+    for place in ("records/sum.jsonl", "records/sum.md", "run.json", "no/where/sum.md"):
+        before = _everything(tmp_path)
+        monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(run / place))
+        assert command(["gate", str(run), "--github", "--json", str(tmp_path / "o.json")]) == 2
+        assert "GITHUB_STEP_SUMMARY" in capsys.readouterr().err
+        assert _everything(tmp_path) == before
 
 
 @pytest.mark.parametrize(

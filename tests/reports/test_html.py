@@ -1,6 +1,7 @@
 """Does the page say what the records say, all of it, and nothing that they do not?"""
 
 import base64
+import errno
 import gzip
 import json
 import random
@@ -268,6 +269,59 @@ def test_the_verdict_is_yes_only_when_all_that_was_planned_was_judged_and_passed
     assert ("no record yet" in sentence) == bool(missing)
 
 
+def without_triton(**changes: Any) -> list[Record]:
+    """A run of torch and host code, whose kernels had no Triton."""
+    bare = msgspec.structs.replace(CPU, triton="")
+    no: dict[str, Any] = {"status": "unsupported", "checks": (), "environment": bare, "precision": None}
+    return [
+        record(impl="torch-bf16", environment=bare, **changes),
+        record(impl="ours-triton", reasons=("triton is not installed", "heads=16: no"), **no),
+        *(record(case_id(seed=n), impl="vllm-triton", reasons=("no vLLM is installed",), **no) for n in range(3)),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("changes", "missing", "status", "said"),
+    [
+        ({}, 0, "vacuous", "No Triton kernel was judged: triton is not installed. The one judged case passed;"),
+        ({}, 2, "vacuous", "Not finished, and no Triton kernel was judged: triton is not installed. The one"),
+        (
+            {"status": "crash", "checks": ()},
+            0,
+            "fail",
+            "No, and no Triton kernel was judged: triton is not installed. 1 of",
+        ),
+    ],
+)
+def test_a_run_that_judged_no_triton_kernel_says_so_first_and_why(
+    tmp_path: Path, changes: dict[str, Any], missing: int, status: str, said: str
+) -> None:
+    records = without_triton(**changes)
+    assert answer(records, 1, missing)[0] == status
+    words, _ = read(written(tmp_path, records, missing=missing))
+    assert said in words and "Yes" not in words
+    assert "arithmetic and addressing" not in words
+    assert "no GPU ran, and no Triton kernel was interpreted: torch and host code answered on the CPU." in words
+    assert "triton not installed" in words
+
+
+def test_kernels_that_were_judged_are_said_to_be(tmp_path: Path) -> None:
+    words, _ = read(written(tmp_path, [*without_triton()[:1], record()]))
+    assert "Yes, as far as it was asked." in words and "No Triton kernel" not in words
+    assert "their arithmetic and addressing are judged" in words
+
+
+def test_a_run_that_asked_no_kernel_says_so() -> None:
+    assert answer(without_triton()[:1], 0)[:2] == ("pass", "No Triton kernel was judged: none was asked.")
+    on_a_device = record(impl="aiter-asm", on="hip", environment=GPU)
+    assert answer([on_a_device], 0)[1] == "Yes, as far as it was asked."
+    no_vllm = record(impl="vllm-triton", status="unsupported", checks=(), reasons=("no vLLM is installed",))
+    silent = without_triton()[1:]
+    assert answer(silent, 0)[1] == "Nothing was judged."
+    assert answer(silent, 0)[2].startswith("No Triton kernel was judged: triton is not installed. All 4 cases")
+    assert answer([on_a_device, no_vllm], 0)[1] == "No Triton kernel was judged: no vLLM is installed."
+
+
 def test_what_gave_no_number_is_not_a_small_error() -> None:
     assert judged_use(record(status="crash", checks=())) == OFF_THE_SCALE
     assert judged_use(record(status="memory", checks=(within(0.1),))) == OFF_THE_SCALE
@@ -373,7 +427,7 @@ def test_an_unwritable_place_leaves_the_old_report(tmp_path: Path, monkeypatch: 
     def full(self: Path, data: bytes) -> int:
         with self.open("wb") as file:
             file.write(data[:100])
-        raise OSError("no space left on device")
+        raise OSError(errno.ENOSPC, "no space left on device")
 
     monkeypatch.setattr(Path, "write_bytes", full)
     with pytest.raises(OSError, match="no space"):

@@ -10,7 +10,7 @@ import pytest
 
 from oracle.check import Check
 from reports import command
-from reports.merge import merge
+from reports.merge import merge, mixed_of
 from reports.record import SCHEMA, Attempt, Environment, Record
 from reports.shards import Shard, part_of, whole_of
 from reports.store import RecordFile, Settings, StoreError, Task, create_run, held, read_run
@@ -138,7 +138,9 @@ def test_shards_of_different_plans_are_refused(shards: list[Path], tmp_path: Pat
     refused([*shards[:2], fourth], tmp_path / "out", "is shard 3/4, but .*shard1 is shard 1/3")
 
 
-@pytest.mark.parametrize(("name", "value"), [("deadline", 9.0), ("retry", True), ("seed", 7), ("cases", "nightly")])
+@pytest.mark.parametrize(
+    ("name", "value"), [("deadline", 9.0), ("retry", True), ("seed", 7), ("cases", "nightly"), ("judge", "x")]
+)
 def test_shards_are_asked_alike(shards: list[Path], tmp_path: Path, name: str, value: Any) -> None:
     other = shard(tmp_path / "other", 3, **{name: value})
     refused([*shards[:2], other], tmp_path / "out", f"was made with {name} {value}, but .*shard1 with")
@@ -252,6 +254,47 @@ def test_a_place_that_is_taken_is_left_alone(shards: list[Path], tmp_path: Path)
     refused(shards, tmp_path / "busy", "is not empty")
     (tmp_path / "empty").mkdir()
     assert merge(shards, tmp_path / "empty").state == "complete"
+
+
+@pytest.mark.parametrize("place", ["records/m.jsonl", "merged", "of/mine"])
+def test_no_run_is_made_inside_a_run(shards: list[Path], tmp_path: Path, place: str) -> None:
+    other = shard(tmp_path / "other", 1)
+    (tmp_path / "link").symlink_to(other)
+    for run in (other, tmp_path / "link"):
+        before = files(tmp_path)
+        with pytest.raises(StoreError, match=r": lies in the run .*shard1; "):
+            merge(shards, run / place)
+        assert files(tmp_path) == before
+    assert read_run(other).records
+
+
+def test_what_was_allowed_to_differ_is_kept(shards: list[Path], tmp_path: Path) -> None:
+    there = msgspec.structs.replace(HERE, torch="9")
+    other = shard(tmp_path / "other", 3, change=lambda task, made: msgspec.structs.replace(made, environment=there))
+    paths = [*shards[:2], other]
+    merge(paths, tmp_path / "out", allow_mixed=["torch", "device"])
+    kept = read_run(tmp_path / "out").settings
+    assert len(kept.merged) == 3
+    (said,) = mixed_of(kept)
+    assert said.startswith("(--allow-mixed torch): torch on interpreter is '2' in ")
+    assert said.endswith(f"but '9' in {other}")
+    merge(shards, tmp_path / "alike", allow_mixed=["torch"])
+    assert mixed_of(read_run(tmp_path / "alike").settings) == ()
+    assert read_run(tmp_path / "alike").settings.merged == tuple(map(str, shards))
+
+
+def test_one_task_that_is_to_be_asked_again_is_one(tmp_path: Path) -> None:
+    def first(task: Task, made: Record) -> Record:
+        lost = {"status": "crash", "checks": (), "reasons": ("gone",)}
+        return record(task, **lost) if task == PLAN[0] else made
+
+    paths = [shard(tmp_path, index, 2, retry=True, change=first) for index in (1, 2)]
+    refused(paths, tmp_path / "out", "shard1: 1 task is still to be asked once more, such as ")
+    open_tasks = tmp_path / "open"
+    paths = [
+        shard(open_tasks, index, 2, change=lambda task, made: None if task == PLAN[0] else made) for index in (1, 2)
+    ]
+    refused(paths, tmp_path / "out", "shard1: 1 of 10 tasks has no record, such as ")
 
 
 def test_a_merge_that_breaks_half_way_leaves_nothing(

@@ -21,6 +21,7 @@ import pytest
 from reports.commands import run as command
 from reports.gate import GateResult, judge
 from reports.known_failures import Entry, Known
+from reports.outputs import files
 from reports.outputs import junit as junit_module
 from reports.outputs import summary as summary_module
 from reports.outputs.escaping import fenced, markdown, printable
@@ -29,7 +30,7 @@ from reports.outputs.gate_json import GateReport, gate_json
 from reports.outputs.github import MOST, annotations, append_summary, silenced
 from reports.outputs.junit import junit
 from reports.outputs.sarif import sarif, source_of
-from reports.outputs.summary import MOST_BYTES, summary
+from reports.outputs.summary import MOST_BYTES, annotation, summary
 from reports.policy import Policy
 from reports.record import LOST, Attempt
 from tests.reports.gate_records import BAD, HERE, OP, TODAY, record, run_of
@@ -563,6 +564,41 @@ def test_an_output_is_whole_or_not_there(tmp_path: Path, monkeypatch: pytest.Mon
             write(path, "mla-oracle gate 2")
     assert path.read_text() == "mla-oracle gate 1"
     assert list(tmp_path.iterdir()) == [path]
+
+
+def test_what_could_not_be_written_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(self: Path, content: bytes) -> int:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_bytes", full)
+    with pytest.raises(OSError, match="No space") as caught:
+        write(tmp_path / "o.json", "x")
+    assert caught.value.filename == str(tmp_path / "o.json")
+
+
+@pytest.mark.parametrize("writer", [junit, sarif, gate_json, annotation])
+def test_an_output_is_known_by_its_form(
+    writer: Callable[[GateResult], str], result: GateResult, tmp_path: Path
+) -> None:
+    path = tmp_path / "o"
+    write(path, writer(result))
+    assert claim("--json", path) == path
+    for other in (f" {path.read_text()}", path.read_text().replace("mla-oracle gate", "mla-oracle gates", 1)):
+        path.write_text(other)
+        with pytest.raises(OutputError, match="did not write it"):
+            claim("--json", path)
+
+
+def test_a_page_for_buildkite_fits_with_its_mark(result: GateResult) -> None:
+    page = annotation(result)
+    assert page.splitlines()[0] == files.MARKDOWN_MARK
+    assert page.endswith(summary(result))
+    many = judge(
+        run_of(*(record(n, "fail", impl=f"ours-{n}", diagnosis=("x" * 4000,)) for n in range(400))),
+        Policy(),
+        today=TODAY,
+    )
+    assert MOST_BYTES - 10_000 < len(annotation(many).encode()) <= MOST_BYTES
 
 
 def test_a_link_stays_a_link(tmp_path: Path) -> None:

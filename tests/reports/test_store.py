@@ -109,10 +109,64 @@ def test_of_two_records_the_one_that_was_asked_once_more_counts_whatever_the_clo
     assert [read_run(run).records[task(n).key].status for n in (0, 1)] == ["pass", "pass"]
 
 
-def test_the_newest_of_two_records_counts(run: Path) -> None:
-    written(run, record(task(0), finished=2.0), stem="0001-interpreter-gw0-1")
-    written(run, record(task(0), status="fail", checks=(BAD,), finished=1.0), stem="0002-interpreter-gw0-1")
-    assert read_run(run).records[task(0).key].status == "pass"
+def test_the_newest_of_two_records_without_an_answer_counts(run: Path) -> None:
+    died: dict[str, Any] = {"checks": (), "reasons": ("gone",)}
+    written(run, record(task(0), status="hang", finished=2.0, **died), stem="0001-interpreter-gw0-1")
+    written(run, record(task(0), status="crash", finished=1.0, **died), stem="0002-interpreter-gw0-1")
+    assert read_run(run).records[task(0).key].status == "hang"
+
+
+CRASHED = Attempt(status="crash", reasons=("gone",))
+NO_ANSWER: dict[str, Any] = {"status": "crash", "checks": (), "reasons": ("gone",)}
+FAILED: dict[str, Any] = {"status": "fail", "checks": (BAD,)}
+
+
+@pytest.mark.parametrize("turned", [False, True])
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        (FAILED, {"finished": 2.0}),
+        ({}, {"finished": 2.0}),
+        (FAILED, NO_ANSWER),
+        (FAILED | {"attempts": (CRASHED,)}, {"attempts": (CRASHED,)}),
+        (FAILED, {"attempts": (CRASHED,)}),
+    ],
+)
+def test_a_second_record_beside_an_answer_is_refused(
+    run: Path, first: dict[str, Any], second: dict[str, Any], turned: bool
+) -> None:
+    pair = (second, first) if turned else (first, second)
+    for number, fields in enumerate(pair, 1):
+        written(run, record(task(0), **fields), stem=f"{number:04d}-interpreter-gw0-1")
+    with pytest.raises(
+        StoreError, match=r"0002-.* line 1: answers op\.a:rows=0,seed=0 on x-y .* a second time"
+    ) as raised:
+        read_run(run)
+    assert "\n" not in str(raised.value)
+
+
+def test_the_same_line_twice_is_one_record(run: Path) -> None:
+    for number in (1, 2):
+        written(run, record(task(0), **FAILED), stem=f"{number:04d}-interpreter-gw0-1")
+    assert read_run(run).records[task(0).key].status == "fail"
+
+
+@pytest.mark.parametrize("inside", ["records/x.jsonl", "records", "below/it/x", "linked"])
+def test_no_run_is_made_inside_another(run: Path, tmp_path: Path, inside: str) -> None:
+    (run / "empty").mkdir()
+    (run / "linked").symlink_to(run / "empty")
+    before = sorted(run.rglob("*"))
+    with pytest.raises(StoreError, match=r"lies in the run .*; a run needs a directory outside of every other run"):
+        create_run(run / inside, Settings(), [])
+    assert sorted(run.rglob("*")) == before
+    create_run(tmp_path / "beside", Settings(), [])
+
+
+def test_settings_of_before_know_no_judge(run: Path) -> None:
+    kept = msgspec.json.decode((run / "run.json").read_bytes())
+    del kept["judge"]
+    (run / "run.json").write_bytes(msgspec.json.encode(kept))
+    assert read_run(run).settings.judge == ""
 
 
 @pytest.mark.parametrize("keep", [1, 20, -5])

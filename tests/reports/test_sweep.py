@@ -25,6 +25,7 @@ from reports import command
 from reports.capsule import read_capsule
 from reports.commands.terminal import asked_again
 from reports.environment import environment
+from reports.judge import judge
 from reports.plan import Selection, plan
 from reports.plugin import Session, Worker
 from reports.record import LOST, Attempt, Environment, Record
@@ -39,6 +40,7 @@ from reports.store import (
     create_run,
     read_plan,
     read_run,
+    read_settings,
 )
 from reports.sweep import _items_of_pass, _Tail, exit_code, settled, sweep, worker_environment
 
@@ -171,6 +173,27 @@ def test_a_killed_sweep_takes_its_workers_along_and_is_resumed_where_it_was(
     assert all(file.read_bytes() == content for file, content in before.items())
     assert all(done.records[key] == record for key, record in interrupted.records.items())
     assert sum(count - 1 for count in done.starts.values()) <= 2
+
+
+def test_a_worker_that_was_killed_just_before_an_interrupt_is_still_told(
+    standins: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    marker = tmp_path / "killed"
+    monkeypatch.setenv("STANDIN_MARKER", str(marker))
+    path = tmp_path / "run"
+    arguments = ["sweep", "--op", "standin.double", "--impl", "standin-killed", "--case", FOUR, "--out", str(path)]
+    script = f"import standin_plugin; from reports.command import main; raise SystemExit(main({arguments!r}))"
+    process = subprocess.Popen(
+        [sys.executable, "-c", script], env=worker_environment("interpreter"), stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE, text=True, start_new_session=True,
+    )  # fmt: skip
+    began = time.monotonic()
+    while not marker.exists() and time.monotonic() - began < 60:
+        time.sleep(0.001)
+    process.send_signal(signal.SIGINT)
+    assert process.communicate()[1].startswith("mla-oracle: interrupted")
+    (record,) = sweep(path, Console(quiet=True)).records.values()
+    assert (record.status, len(record.attempts)) == ("pass", 1)
 
 
 def test_an_interrupt_is_for_the_sweep_alone_and_loses_and_blames_nothing(
@@ -587,6 +610,54 @@ class TestResumed:
         self.answered(stopped, read_run(stopped).plan[0], source="edited since")
         with pytest.raises(StoreError, match=r"the source of standin\.double on standin-right on interpreter is '"):
             sweep(stopped, Console(quiet=True))
+
+    def test_another_judge_is_named_and_refused(self, stopped: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        path = stopped / "run.json"
+        kept = read_settings(stopped)
+        path.write_bytes(msgspec.json.encode(msgspec.structs.replace(kept, judge="0.0.9 of-yesterday")))
+        assert command.main(["sweep", "--resume", str(stopped)]) == 2
+        said = capsys.readouterr().err
+        assert f"{stopped}: was begun with the cases and the judge '0.0.9 of-yesterday', but they are '" in said
+        assert said.count("\n") == 1
+        assert len(read_run(stopped).records) == 1
+        path.write_bytes(msgspec.json.encode(msgspec.structs.replace(kept, judge=judge())))
+        assert sweep(stopped, Console(quiet=True)).state == "complete"
+
+    def test_every_new_run_keeps_its_judge(
+        self, standins: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        arguments = [
+            "--op",
+            "standin.double",
+            "--impl",
+            "standin-right",
+            "--case",
+            FOUR,
+            "--out",
+            str(tmp_path / "new"),
+        ]
+        assert command.main(["sweep", *arguments]) == 0
+        assert read_settings(tmp_path / "new").judge == judge()
+        assert "No Triton kernel was judged: none was asked." in capsys.readouterr().out
+
+    @pytest.mark.parametrize(
+        "name", ["cases/cache/op.py", "oracle/check.py", "impl/executions/interpreter.py", "reports/execute.py"]
+    )
+    def test_what_decides_a_verdict_decides_the_judge(self, tmp_path: Path, name: str) -> None:
+        for file in (name, "reports/html/page.py", "impl/cache/op.py"):
+            (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
+            (tmp_path / file).write_text("A = 1\n")
+        (tmp_path / "pyproject.toml").write_text('[project]\nname = "mla-oracle"\nversion = "9.9"\n')
+        before = judge(tmp_path)
+        assert re.fullmatch("9[.]9 [0-9a-f]{64}", before)
+        (tmp_path / "reports/html/page.py").write_text("A = 2\n")
+        (tmp_path / "impl/cache/op.py").write_text("A = 2\n")
+        assert judge(tmp_path) == before
+        (tmp_path / name).write_text("A = 2\n")
+        changed = judge(tmp_path)
+        assert changed != before
+        (tmp_path / name).rename((tmp_path / name).with_name("laws.py"))
+        assert judge(tmp_path) != changed
 
     def test_the_same_is_resumed_wherever_its_tree_lies(self, stopped: Path) -> None:
         done = sweep(stopped, Console(quiet=True))
