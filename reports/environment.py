@@ -32,7 +32,7 @@ def environment(on: Execution, vllm: Path | None = None, aiter: Path | None = No
     else:
         executed = machine_code_of(on)
         device, arch = _processor(), executed or platform.machine()
-        driver = "machine code executed on the processor" if executed else ""
+        driver = _executor() if executed else ""
     return Environment(
         machine=f"{platform.system()} {platform.machine()}",
         python=platform.python_version(),
@@ -46,6 +46,12 @@ def environment(on: Execution, vllm: Path | None = None, aiter: Path | None = No
         aiter=_tree(aiter, aiter_source.locate) if aiter is not None else _first_version("amd-aiter", "aiter"),
         commit=_commit(Path(__file__).resolve().parent.parent),
     )
+
+
+def _executor() -> str:
+    """What executes machine code, and the launch options that it puts in place of what kernels ask for."""
+    options = ",".join(f"{name}={number}" for name, number in triton_launch.launch_options().items())
+    return "machine code executed on the processor" + (f", launched with {options}" if options else "")
 
 
 def default_execution() -> Execution:

@@ -7,13 +7,27 @@ import typer
 import cases as rooms
 from cases.case import CaseError
 from reports.capsule import CapsuleError
-from reports.commands import aot, diff, doctor, gate, listing, merge, prove, replay, report, show, sweep
+from reports.commands import aot, diff, differ, doctor, gate, listing, merge, prove, replay, report, show, sweep
 from reports.commands.shared import Misuse, application
 from reports.execute import sentence as sentence_of
 from reports.plan import SelectionError
 from reports.store import StoreError
 
-__all__ = ["aot", "diff", "doctor", "gate", "listing", "merge", "prove", "replay", "report", "run", "show", "sweep"]
+__all__ = [
+    "aot",
+    "diff",
+    "differ",
+    "doctor",
+    "gate",
+    "listing",
+    "merge",
+    "prove",
+    "replay",
+    "report",
+    "run",
+    "show",
+    "sweep",
+]
 
 
 def run(arguments: Sequence[str]) -> int:

@@ -264,6 +264,12 @@ def _run(
     return int(numbers[core.INSTRUCTIONS])
 
 
+def named_state(arguments: Sequence[Any]) -> dict[str, Array]:
+    """What a call of `core.run_launch` changes, by name: registers of all waves by theirs, `lds`, `known`, `watch`, `run`."""
+    _, waves, shared, _, _, numbers, *_ = arguments
+    return {**waves._asdict(), "lds": shared.content, "lds_known": shared.known, "watch": shared.watch, "run": numbers}
+
+
 def mode_of(arch: str) -> int:
     """The MODE register as kernels start, and the architecture's 8-bit floats."""
     return _MODE | (MODE_FNUZ if arch == "gfx942" else 0)

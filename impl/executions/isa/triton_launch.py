@@ -7,24 +7,76 @@ needed for that), its assembly is executed on the tensors' own memory, and every
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import functools
 import importlib
 import importlib.util
 import os
-from collections.abc import Mapping
+import re
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from impl.executions.isa.unsupported import UnsupportedInstruction
 from impl.sources.execution import execute_as
 
+if TYPE_CHECKING:
+    from impl.executions.isa.machine import Kernel
+
 ARCHITECTURES = ("gfx942", "gfx950")
 
+OPTIONS = "MLA_ORACLE_LAUNCH_OPTIONS"
+"""The environment variable whose `num_warps=4,num_stages=1` replaces what launches ask for."""
+_REPLACEABLE = ("num_warps", "num_stages")
+
+Run = Callable[["Kernel", int], int]
+"""Runs a program in place of a launch's, with a limit of wave-instructions (0 for the usual one); gives their number."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Launched:
+    """A launch about to run: what its compilation is known by, its program, and the waves of a workgroup."""
+
+    key: str
+    kernel: Kernel
+    waves: int
+
+
+Onlooker = Callable[[Launched, Run], int]
+"""Runs a launch, by what it is given for that."""
+
 _installed: str | None = None
+_onlooker: Onlooker | None = None
 executed = 0
 """Wave-instructions that this process has executed."""
+
+
+@contextlib.contextmanager
+def looked_on(onlooker: Onlooker) -> Iterator[None]:
+    """While open, every launch of this process is the onlooker's to run, as it is or otherwise."""
+    global _onlooker
+    before, _onlooker = _onlooker, onlooker
+    try:
+        yield
+    finally:
+        _onlooker = before
+
+
+def launch_options() -> dict[str, int]:
+    """What replaces the options of every launch of this process, as `OPTIONS` says. Raises ValueError for what is none."""
+    stated = os.environ.get(OPTIONS, "")
+    found = {}
+    for part in filter(None, stated.split(",")):
+        match = re.fullmatch(r"(\w+)=([1-9]\d*)", part)
+        if match is None or match[1] not in _REPLACEABLE:
+            raise ValueError(
+                f"{OPTIONS}={stated}: should be {' or '.join(_REPLACEABLE)}, each with a number, between commas"
+            )
+        found[match[1]] = int(match[2])
+    return found
 
 
 def installed() -> str | None:
@@ -46,6 +98,10 @@ def unsupported(arch: str) -> list[str]:
         reasons.append("TRITON_INTERPRET is set: kernels are decorated for the interpreter, not for the compiler")
     if _installed is not None and arch != _installed:
         reasons.append(f"this process executes {_installed} already")
+    try:
+        launch_options()
+    except ValueError as error:
+        reasons.append(str(error))
     if not reasons and not _has_backend():
         reasons.append("this triton has no AMD backend")
     return reasons
@@ -90,15 +146,18 @@ def install(arch: str) -> None:
     _installed = arch
 
 
-_prepared: dict[tuple[Any, ...], tuple[Any, Mapping[str, Any]]] = {}
+_prepared: dict[tuple[Any, ...], tuple[str, Any, Mapping[str, Any]]] = {}
 
 
 def _launch(function: Any, args: tuple[Any, ...], grid: Any, keywords: Mapping[str, Any], arch: str) -> None:
     global executed
     compiling = importlib.import_module("impl.executions.aot.compile")
     machine = importlib.import_module("impl.executions.isa.machine")
+    if not function.is_gluon():
+        # A Gluon kernel spells the layout of its waves itself: another number of them is another kernel.
+        keywords = {**keywords, **launch_options()}
     launch, bound = compiling.bind_call(function, args, keywords, arch)
-    kernel, metadata = _kernel(launch)
+    key, kernel, metadata = _kernel(launch)
     values: list[tuple[str, int | float]] = []
     regions: dict[int, int] = {}
     for name, value in bound.items():
@@ -109,9 +168,14 @@ def _launch(function: Any, args: tuple[Any, ...], grid: Any, keywords: Mapping[s
             values.append((part, _passed(part, written, regions)))
     sizes = grid(bound) if callable(grid) else grid
     whole = tuple(int(size) for size in sizes) + (1,) * (3 - len(sizes))
-    executed += machine.launch(
-        kernel, values, _apart(regions), whole, int(metadata["num_warps"]), int(metadata["shared"])
-    )
+
+    waves, shared = int(metadata["num_warps"]), int(metadata["shared"])
+
+    def run(program: Kernel, limit: int) -> int:
+        usual = machine.DEFAULT_LIMIT
+        return int(machine.launch(program, values, _apart(regions), whole, waves, shared, limit or usual))
+
+    executed += run(kernel, 0) if _onlooker is None else _onlooker(Launched(key, kernel, waves), run)
 
 
 def _flattened(kind: Any, value: Any) -> list[tuple[str, Any]]:
@@ -151,13 +215,16 @@ def _apart(regions: Mapping[int, int]) -> list[tuple[int, int]]:
     return found
 
 
-def _kernel(launch: Any) -> tuple[Any, Mapping[str, Any]]:
-    """A launch's program, ready to run; compiled once on this machine, read once in this process."""
+def _kernel(launch: Any) -> tuple[str, Any, Mapping[str, Any]]:
+    """What a launch's compilation is known by, its program, ready to run, and its metadata.
+
+    Compiled once on this machine, read once in this process.
+    """
     where = (launch.function, str(launch.signature), str(launch.constants), str(launch.attributes), str(launch.options))
     if where not in _prepared:
         cache = importlib.import_module("impl.executions.aot.cache")
         assembly = importlib.import_module("impl.executions.isa.assembly")
         machine = importlib.import_module("impl.executions.isa.machine")
         compiled = cache.compiled(launch)
-        _prepared[where] = machine.prepare(assembly.read(compiled.assembly)), compiled.metadata
+        _prepared[where] = compiled.key, machine.prepare(assembly.read(compiled.assembly)), compiled.metadata
     return _prepared[where]
