@@ -27,7 +27,7 @@ def standin(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
 
 def test_the_seconds_of_all_compilations_are_summed(standin: Callable[..., Any]) -> None:
     knobs = standin()
-    with compiling(on_device=True) as spent:
+    with compiling(compiles=True) as spent:
         compiled(knobs, 1_500_000)
         compiled(knobs, 250_000)
     assert spent.seconds == pytest.approx(1.75)
@@ -41,7 +41,7 @@ def test_another_listener_hears_everything_and_stays(standin: Callable[..., Any]
         heard.append(said["times"].total)
 
     knobs = standin(listener)
-    with pytest.raises(ArithmeticError), compiling(on_device=True) as spent:
+    with pytest.raises(ArithmeticError), compiling(compiles=True) as spent:
         compiled(knobs, 3)
         raise ArithmeticError
     assert (heard, spent.seconds) == ([3], pytest.approx(3e-6))
@@ -50,7 +50,7 @@ def test_another_listener_hears_everything_and_stays(standin: Callable[..., Any]
 
 def test_the_interpreter_compiles_nothing_and_nothing_is_touched(standin: Callable[..., Any]) -> None:
     knobs = standin("untouched")
-    with compiling(on_device=False) as spent:
+    with compiling(compiles=False) as spent:
         assert knobs.compilation.listener == "untouched"
     assert spent.seconds == 0
 
@@ -66,7 +66,7 @@ def test_without_a_listening_triton_no_time_is_counted(monkeypatch: pytest.Monke
     find = None if missing == "not installed" else object()
     monkeypatch.setattr("importlib.util.find_spec", lambda name: find)
     monkeypatch.setattr("importlib.import_module", imported)
-    with compiling(on_device=True) as spent:
+    with compiling(compiles=True) as spent:
         pass
     assert spent.seconds == 0
 

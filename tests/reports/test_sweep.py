@@ -48,6 +48,9 @@ FOUR = "standin.double:rows=4,sign=plus,wide=no,seed=0"
 ONE = "standin.double:rows=1,sign=plus,wide=no,seed=0"
 HERE = Environment(machine="m", python="3", torch="2", triton="3", numpy="2", device="cpu")
 
+# A shell that starts a test run in the background has its processes ignore interrupts.
+HEEDS_INTERRUPTS = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)"
+
 
 def swept(path: Path, *impls: str, patterns: tuple[str, ...] = (FOUR, ONE), **settings: Any) -> Run:
     found = plan(Selection(ops=("standin.double",), impls=impls, patterns=patterns))
@@ -154,7 +157,7 @@ def test_a_killed_sweep_takes_its_workers_along_and_is_resumed_where_it_was(
     monkeypatch.setenv("STANDIN_NAP", "0.4")
     path = tmp_path / "run"
     arguments = ["sweep", "--op", "standin.double", "--impl", "standin-naps", "--workers", "2", "--out", str(path)]
-    script = f"import standin_plugin; from reports.command import main; raise SystemExit(main({arguments!r}))"
+    script = f"{HEEDS_INTERRUPTS}; import standin_plugin; from reports.command import main; raise SystemExit(main({arguments!r}))"
     quiet = subprocess.DEVNULL
     killed = subprocess.Popen(
         [sys.executable, "-c", script], env=worker_environment("interpreter"), stdout=quiet, stderr=quiet
@@ -182,7 +185,7 @@ def test_a_worker_that_was_killed_just_before_an_interrupt_is_still_told(
     monkeypatch.setenv("STANDIN_MARKER", str(marker))
     path = tmp_path / "run"
     arguments = ["sweep", "--op", "standin.double", "--impl", "standin-killed", "--case", FOUR, "--out", str(path)]
-    script = f"import standin_plugin; from reports.command import main; raise SystemExit(main({arguments!r}))"
+    script = f"{HEEDS_INTERRUPTS}; import standin_plugin; from reports.command import main; raise SystemExit(main({arguments!r}))"
     process = subprocess.Popen(
         [sys.executable, "-c", script], env=worker_environment("interpreter"), stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE, text=True, start_new_session=True,
@@ -202,7 +205,7 @@ def test_an_interrupt_is_for_the_sweep_alone_and_loses_and_blames_nothing(
     monkeypatch.setenv("STANDIN_NAP", "0.4")
     path = tmp_path / "run"
     arguments = ["sweep", "--op", "standin.double", "--impl", "standin-naps", "--workers", "2", "--out", str(path)]
-    script = f"import standin_plugin; from reports.command import main; raise SystemExit(main({arguments!r}))"
+    script = f"{HEEDS_INTERRUPTS}; import standin_plugin; from reports.command import main; raise SystemExit(main({arguments!r}))"
     process = subprocess.Popen(
         [sys.executable, "-c", script], env=worker_environment("interpreter"), stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE, text=True, start_new_session=True,
