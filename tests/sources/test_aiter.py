@@ -204,7 +204,9 @@ def test_guards_are_dropped_in_the_interpreter_only(tree: Path) -> None:
 
 
 def test_executions_are_checked(tree: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(ValueError, match="execution='cuda': should be one of interpreter, isa:gfx942, isa:gfx950, aot, aot:values, hip"):
+    with pytest.raises(
+        ValueError, match="execution='cuda': should be one of interpreter, isa:gfx942, isa:gfx950, aot, aot:values, hip"
+    ):
         loaded(tree, Platform("gfx950"), "cuda")
     monkeypatch.setenv("TRITON_INTERPRET", "1")
     with pytest.raises(SourceError, match="TRITON_INTERPRET should not be set"):
