@@ -88,7 +88,7 @@ def _memory(bits: int) -> tuple[Any, Any]:
         def generate(unused, builder, signature, arguments):
             kept = builder.store(arguments[1], builder.inttoptr(arguments[0], ir.IntType(bits).as_pointer()))
             kept.align = 1
-            return context.get_dummy_value() if hasattr(context, "get_dummy_value") else unused.get_dummy_value()
+            return unused.get_dummy_value()
 
         return types.void(types.int64, plain), generate
 
@@ -97,8 +97,6 @@ def _memory(bits: int) -> tuple[Any, Any]:
 
 load_u8, store_u8 = _memory(8)
 load_u32, store_u32 = _memory(32)
-
-_inline = njit(inline="never", cache=False)
 
 
 @njit

@@ -70,9 +70,7 @@ RUN_COLUMNS = 24
 
 _ALL = u64(0xFFFFFFFFFFFFFFFF)
 _PAGE = 4096
-_SGPRS = 132
 
-_BUFFERS = 13
 _A, _B, _C, _E, _M, _K, _R = range(7)
 
 

@@ -107,18 +107,13 @@ class Witness:
                 wave, at = int(numbers[core.FAULT_WAVE]), int(numbers[core.FAULT_PC])
                 self._note(named, wave, self.kernel.encoded.rows[at])
                 named["w"][wave, core.PC] = at
-                limit = int(numbers[core.INSTRUCTION_LIMIT])
-                numbers[core.INSTRUCTION_LIMIT] = numbers[core.INSTRUCTIONS] + 1
-                ends = int(whole(arguments[0]._replace(rows=self.kernel.encoded.rows), *arguments[1:]))
-                numbers[core.INSTRUCTION_LIMIT] = limit
+                whole_code = arguments[0]._replace(rows=self.kernel.encoded.rows)
+                ends = machine.run_one(whole, (whole_code, *arguments[1:]))
                 if ends != core.LIMIT:
                     return ends
 
-        core.run_launch = stopping
-        try:
+        with machine.launching(stopping):
             yield
-        finally:
-            core.run_launch = whole
 
     def _note(self, named: dict[str, Any], wave: int, r: Array) -> None:
         """Puts down an access that is about to happen."""

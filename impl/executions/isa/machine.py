@@ -6,12 +6,13 @@ with real pointers, and every access is checked against the storages that the la
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import fcntl
 import functools
 import struct
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -125,13 +126,7 @@ def warm() -> None:
         fcntl.flock(lock, fcntl.LOCK_EX)
         kernel = prepare(read_lines("gfx942", "s_nop 0"))
         state = State(1, 4, 4, kernel.encoded.grain)
-        nothing = (
-            np.zeros((1, 0, 64), np.uint32),
-            np.zeros(132, np.uint32),
-            np.zeros(132, np.uint32),
-            np.full(3, -1, np.int64),
-        )
-        _run(kernel, state, [], (1, 1, 1), *nothing)
+        run(kernel, state, [], (1, 1, 1), *_unset())
 
 
 def prepare(program: Program) -> Kernel:
@@ -184,26 +179,6 @@ def run(
     started: the state holds the first workgroup's registers already. strict: reading what was never written is a fault in
     itself, not only where it decides something; compilers do read such registers, so that it is a question to ask.
     """
-    warm()
-    return _run(
-        kernel, state, regions, grid, first_v, first_s, first_sk, group_at, limit, watch_writers, started, strict
-    )
-
-
-def _run(
-    kernel: Kernel,
-    state: State,
-    regions: Sequence[tuple[int, int]],
-    grid: tuple[int, int, int],
-    first_v: Array,
-    first_s: Array,
-    first_sk: Array,
-    group_at: Array,
-    limit: int = DEFAULT_LIMIT,
-    watch_writers: bool = True,
-    started: bool = False,
-    strict: bool = False,
-) -> int:
     rows = kernel.encoded.rows
     ordered = sorted(regions) or [(0, 0)]
     low = np.array([start for start, _ in ordered], np.int64)
@@ -270,6 +245,26 @@ def named_state(arguments: Sequence[Any]) -> dict[str, Array]:
     return {**waves._asdict(), "lds": shared.content, "lds_known": shared.known, "watch": shared.watch, "run": numbers}
 
 
+def run_one(whole: Callable[..., int], arguments: Sequence[Any]) -> int:
+    """Lets a call of `core.run_launch` execute one instruction; what it ended with, `core.LIMIT` if nothing was wrong."""
+    numbers = named_state(arguments)["run"]
+    limit = int(numbers[core.INSTRUCTION_LIMIT])
+    numbers[core.INSTRUCTION_LIMIT] = numbers[core.INSTRUCTIONS] + 1
+    ends = int(whole(*arguments))
+    numbers[core.INSTRUCTION_LIMIT] = limit
+    return ends
+
+
+@contextlib.contextmanager
+def launching(by: Callable[..., int]) -> Iterator[None]:
+    """While open, `by` stands for `core.run_launch`."""
+    whole, core.run_launch = core.run_launch, by
+    try:
+        yield
+    finally:
+        core.run_launch = whole
+
+
 def mode_of(arch: str) -> int:
     """The MODE register as kernels start, and the architecture's 8-bit floats."""
     return _MODE | (MODE_FNUZ if arch == "gfx942" else 0)
@@ -277,13 +272,13 @@ def mode_of(arch: str) -> int:
 
 def resume(kernel: Kernel, state: State, regions: Sequence[tuple[int, int]]) -> int:
     """Runs one workgroup whose registers are set by hand."""
-    nothing = (
-        np.zeros((1, 0, 64), np.uint32),
-        np.zeros(132, np.uint32),
-        np.zeros(132, np.uint32),
-        np.full(3, -1, np.int64),
-    )
-    return run(kernel, state, regions, (1, 1, 1), *nothing, started=True)
+    warm()
+    return run(kernel, state, regions, (1, 1, 1), *_unset(), started=True)
+
+
+def _unset() -> tuple[Array, Array, Array, Array]:
+    """First registers of a workgroup that a launch sets none of."""
+    return np.zeros((1, 0, 64), np.uint32), np.zeros(132, np.uint32), np.zeros(132, np.uint32), np.full(3, -1, np.int64)
 
 
 def _fault(kernel: Kernel, numbers: Array) -> MachineFault:
@@ -343,6 +338,7 @@ def launch(
     first_sk = np.zeros(132, np.uint32)
     group_at = _first_scalars(program, segment.ctypes.data, first_s, first_sk)
     own = (segment.ctypes.data, segment.ctypes.data + segment.nbytes)
+    warm()
     return run(
         kernel, state, [*regions, own], grid, first_v, first_s, first_sk, group_at, limit, watch_writers, strict=strict
     )

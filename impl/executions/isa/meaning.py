@@ -45,7 +45,6 @@ class Vector:
     packed: int = 0
     half: bool = False
     keeps: bool = False
-    shared: bool = False
 
 
 @dataclass(frozen=True)

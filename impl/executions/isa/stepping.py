@@ -84,11 +84,8 @@ class Stepper:
                 elif not self._read_anywhere(whole, named, arguments):
                     return ends
 
-        core.run_launch = stopping
-        try:
+        with machine.launching(stopping):
             yield
-        finally:
-            core.run_launch = whole
 
     def _step(self, whole: Any, named: dict[str, Any], rest: tuple[Any, ...]) -> None:
         """Executes the instruction the wave is at both ways, and goes on behind the edited one."""
@@ -118,23 +115,13 @@ class Stepper:
         own = known[r[row.SRC0]]
         known[r[row.SRC0]] = ~np.uint64(0)
         named["w"][wave, core.PC] = at
-        self._once(whole, named, arguments)
+        machine.run_one(whole, arguments)
         given = known[r[row.DST]]
         known[r[row.SRC0]] = own
         # The destination may be the register of the lane numbers.
         old = own if r[row.SRC0] == r[row.DST] else given
         known[r[row.DST]] = (given & own & lanes) | (old & ~lanes)
         return True
-
-    @staticmethod
-    def _once(whole: Any, named: dict[str, Any], arguments: tuple[Any, ...]) -> int:
-        """Executes one instruction; gives what it ended with."""
-        numbers = named["run"]
-        limit = int(numbers[core.INSTRUCTION_LIMIT])
-        numbers[core.INSTRUCTION_LIMIT] = numbers[core.INSTRUCTIONS] + 1
-        ends = int(whole(*arguments))
-        numbers[core.INSTRUCTION_LIMIT] = limit
-        return ends
 
     def _undecided(self, why: str) -> Undecided:
         self.undecided = why
@@ -166,7 +153,7 @@ class Stepper:
     ) -> dict[str, Array]:
         """The state behind one execution of the instruction as it stands in a program."""
         found = kernel.encoded
-        ends = self._once(whole, named, (core.Code(found.rows, found.literals, found.matrices), *rest))
+        ends = machine.run_one(whole, (core.Code(found.rows, found.literals, found.matrices), *rest))
         if ends != core.LIMIT:
             raise self._undecided("one of the two ends in a fault")
         return self._snapshot(named, wave)
