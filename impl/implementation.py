@@ -83,8 +83,13 @@ def elsewhere(case: Case, execution: Execution) -> list[str]:
     return []
 
 
-def architecture() -> str:
-    """What the device calls its architecture, `gfx950:sramecc+:xnack-`; `no AMD device` where there is none."""
+def architecture(execution: Execution = "hip") -> str:
+    """What the device calls its architecture, `gfx950:sramecc+:xnack-`; `no AMD device` where there is none.
+
+    On an execution of machine code it is that code's.
+    """
+    if machine_code_of(execution):
+        return machine_code_of(execution)
     if not torch.cuda.is_available() or not torch.version.hip:
         return "no AMD device"
     return str(torch.cuda.get_device_properties(0).gcnArchName)

@@ -113,10 +113,10 @@ def attempt(
             if edit is not None and edited is None:
                 raise _Stop("unsupported", f"the law {law} says nothing about this case")
         with _timed(times, "run"), _compile_timed(times, execution):
-            outputs = _answer(impl, case.op, inputs, execution)
+            outputs = answer(impl, case.op, inputs, execution)
             first = outputs
             if edit is not None:
-                outputs = _answer(impl, case.op, edited, execution)
+                outputs = answer(impl, case.op, edited, execution)
         with _blame_harness("looking at the outputs"):
             fingerprint = _fingerprint(outputs)
         with _blame_harness("judging"), _timed(times, "judge"):
@@ -212,7 +212,7 @@ def _unsupported_machine(impl: Impl, execution: Execution) -> list[str]:
     return reasons
 
 
-def _answer(impl: Impl, op: str, inputs: Any, execution: Execution) -> Any:
+def answer(impl: Impl, op: str, inputs: Any, execution: Execution) -> Any:
     """The suspect's outputs for a private copy of the inputs; ends the trial as `memory` when others were written."""
     with _blame_harness("moving the inputs"):
         used = moved(inputs, device_of(execution))

@@ -7,6 +7,7 @@ makes no difference; what none of them explains was missed.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import fnmatch
 import functools
@@ -27,20 +28,21 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from cases.case import parse
-from cases.covering import sweep_cases
+from cases import op_module
+from cases.case import Case, parse
+from cases.covering import LEVELS, Level, sweep_cases
 from impl.executions.isa import flow, machine, miscompile
 from impl.executions.isa.assembly import Program
 from impl.executions.isa.encoding import Encoded
 from impl.executions.isa.lds_order import Witness
 from impl.executions.isa.miscompile import KINDS, Edit
 from impl.executions.isa.stepping import Stepper
-from impl.executions.isa.triton_launch import Launched, Run, looked_on
-from impl.implementation import Execution, implementations
+from impl.executions.isa.triton_launch import Launched, Run, looked_on, only_named
+from impl.implementation import Execution, elsewhere, implementations
 from impl.sources.settings import use_aiter, use_vllm
 from oracle.check import Status
 from reports.environment import environment
-from reports.execute import attempt
+from reports.execute import answer, attempt
 from reports.plan import find_impl
 from reports.record import Environment, Record
 from reports.replaying import NO_TREES, Trees
@@ -55,6 +57,9 @@ _DRAWS = 60
 # An edited launch that runs so many times longer than the longest right one has no end.
 _LONGER, _AT_LEAST = 4, 100_000
 
+# More cases of one level than so many are not asked of one edit.
+_MOST_FURTHER = 80
+
 _SAME = "the outputs' bits are as without it"
 
 
@@ -62,8 +67,8 @@ class Seeded(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """One edit and what became of it.
 
     line: the instruction as it was. source: the kernel's file and line. by: the verdict and first sentence that caught it,
-    or the argument that it makes no difference, or why none was found. case: where it was caught. cases: how many launch
-    the kernel.
+    or the argument that it makes no difference, or why none was found. case: where it was caught. cases: how many smoke
+    cases launch the kernel. further: how many cases of other levels were asked.
     """
 
     op: str
@@ -80,10 +85,14 @@ class Seeded(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     by: str
     case: str = ""
     cases: int = 0
+    further: int = 0
 
 
 class Campaign(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """All edits of one seed. kernels: how many they were drawn over. left_out: sentences on what no edit could be made of."""
+    """All edits of one seed. kernels: how many they were drawn over. left_out: sentences on what no edit could be made of.
+
+    level: how far cases were asked.
+    """
 
     seed: int
     on: tuple[str, ...]
@@ -91,6 +100,7 @@ class Campaign(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     kernels: int
     edits: tuple[Seeded, ...]
     left_out: tuple[str, ...] = ()
+    level: Level = "default"
 
     def count(self, outcome: Outcome, kind: str = "") -> int:
         """How many edits, of one kind or of all, ended so."""
@@ -138,9 +148,13 @@ class _Seen:
 
 
 def campaign(
-    ops: Sequence[str], executions: Sequence[Execution], count: int, *, seed: int = 0, trees: Trees = NO_TREES, workers: int = 2
+    ops: Sequence[str], executions: Sequence[Execution], count: int, *, seed: int = 0, level: Level = "default",
+    trees: Trees = NO_TREES, workers: int = 2,
 ) -> Campaign:  # fmt: skip
-    """Draw and judge `count` edits; the same ones for a seed and the same compiled code, whatever the number of workers."""
+    """Draw and judge `count` edits; the same ones for a seed and the same compiled code, whatever the number of workers.
+
+    level: what passes the smoke cases is asked the cases of the levels above as well, up to this one.
+    """
     targets: list[Target] = []
     left_out: list[str] = []
     for on in executions:
@@ -152,7 +166,7 @@ def campaign(
     drawn = draw(targets, count, random.Random(seed))
     edits: list[Seeded] = []
     for on in executions:
-        edits += _judged([(target, edit) for target, edit in drawn if target.on == on], workers, trees)
+        edits += _judged([(target, edit) for target, edit in drawn if target.on == on], level, workers, trees)
     return Campaign(
         seed=seed,
         on=tuple(executions),
@@ -160,6 +174,7 @@ def campaign(
         kernels=len(targets),
         edits=tuple(edits),
         left_out=tuple(left_out),
+        level=level,
     )
 
 
@@ -269,14 +284,14 @@ class _Possible:
         return self._found[where]
 
 
-def _judged(drawn: Sequence[tuple[Target, Edit]], workers: int, trees: Trees) -> list[Seeded]:
+def _judged(drawn: Sequence[tuple[Target, Edit]], level: Level, workers: int, trees: Trees) -> list[Seeded]:
     """Every edit judged; one that ends its process is judged once more, alone, and then it is what did it."""
     found: dict[int, Seeded] = {}
     with _pool(workers, trees) as pool:
         futures: list[Future[Seeded]] = []
         for target, edit in drawn:
             try:
-                futures.append(pool.submit(judge, target, edit))
+                futures.append(pool.submit(judge, target, edit, level))
             except BrokenProcessPool:
                 break
         for number, future in enumerate(futures):
@@ -288,31 +303,76 @@ def _judged(drawn: Sequence[tuple[Target, Edit]], workers: int, trees: Trees) ->
         if number not in found:
             with _pool(1, trees) as pool:
                 try:
-                    found[number] = pool.submit(judge, target, edit).result()
+                    found[number] = pool.submit(judge, target, edit, level).result()
                 except BrokenProcessPool:
                     found[number] = _seeded(target, edit, "caught", "crash: the process died")
     return [found[number] for number in range(len(drawn))]
 
 
-def judge(target: Target, edit: Edit) -> Seeded:
+def judge(target: Target, edit: Edit, level: Level = "smoke") -> Seeded:
     """What becomes of an edit: caught by the first case that does not pass, explained, or missed."""
+    original = machine.prepare(target.program)
     edited = machine.prepare(miscompile.applied(target.program, edit))
-
-    def instead(launched: Launched, run: Run) -> int:
-        return run(edited, target.limit) if launched.key == target.key else run(launched.kernel, 0)
-
     changed = 0
     for case in target.cases:
-        with looked_on(instead):
-            record = _asked_once(case, target.impl, target.on)
+        record = _asked_with(edited, target, case)
         if record.status != "pass":
             return _seeded(target, edit, "caught", _why(record), case)
         changed += record.fingerprint != target.bits[case]
-    found = _explained(target, edit)
+    for outcome, why in _static(target, edit, original.encoded, edited.encoded):
+        return _seeded(target, edit, outcome, why)
+    further = 0
+    found: Seeded | None = None
+    for higher in LEVELS[1 : LEVELS.index(level) + 1]:
+        for case in _launching(target, higher):
+            further += 1
+            record = _asked_with(edited, target, case)
+            # What does not pass with the right code either says nothing about this edit.
+            if record.status != "pass" and _asked_once(case, target.impl, target.on).status == "pass":
+                caught = _seeded(target, edit, "caught", _why(record), case)
+                return msgspec.structs.replace(caught, further=further)
+        found = found or _explained(target, edit, original, edited)
+        if found.outcome != "missed":
+            break
+    found = msgspec.structs.replace(found or _explained(target, edit, original, edited), further=further)
     if found.outcome != "missed":
         return found
     seen = f"within budget, other bits in {changed} of {len(target.cases)} cases" if changed else _SAME
     return msgspec.structs.replace(found, by=f"{found.by}; {seen}")
+
+
+def _asked_with(edited: machine.Kernel, target: Target, case: str) -> Record:
+    """The answer to a case where the edited code stands for what it was made from."""
+
+    def instead(launched: Launched, run: Run) -> int:
+        return run(edited, target.limit) if launched.key == target.key else run(launched.kernel, 0)
+
+    with looked_on(instead):
+        return _asked_once(case, target.impl, target.on)
+
+
+def _launching(target: Target, level: Level) -> list[str]:
+    """The cases of a level, and of none below it, in which an implementation launches a compilation."""
+    below = LEVELS[: LEVELS.index(level)]
+    known = {case.id for lower in below for case in sweep_cases(target.op, lower, 0)}
+    found: list[str] = []
+    for case in sweep_cases(target.op, level, 0):
+        if len(found) < _MOST_FURTHER and case.id not in known and target.key in _keys(case, target.impl, target.on):
+            found.append(case.id)
+    return found
+
+
+@functools.cache
+def _keys(case: Case, impl: str, on: Execution) -> frozenset[str]:
+    """What the compilations are known by that an implementation launches in a case; none of them is run."""
+    chosen = find_impl(case.op, impl)
+    if elsewhere(case, on) or chosen.unsupported(case, on):
+        return frozenset()
+    inputs = op_module("cases", case.op).build(case)
+    # Behind launches that did not run a wrapper may well fail: what it launched until then is known.
+    with only_named() as found, contextlib.suppress(Exception):
+        answer(chosen, case.op, inputs, on)
+    return frozenset(found)
 
 
 def _seeded(target: Target, edit: Edit, outcome: Outcome, by: str, case: str = "") -> Seeded:
@@ -323,12 +383,8 @@ def _seeded(target: Target, edit: Edit, outcome: Outcome, by: str, case: str = "
     )  # fmt: skip
 
 
-def _explained(target: Target, edit: Edit) -> Seeded:
-    """An edit with which every case passes: whether it makes no difference at all, or none where it was executed."""
-    original = machine.prepare(target.program)
-    edited = machine.prepare(miscompile.applied(target.program, edit))
-    for outcome, why in _static(target, edit, original.encoded, edited.encoded):
-        return _seeded(target, edit, outcome, why)
+def _explained(target: Target, edit: Edit, original: machine.Kernel, edited: machine.Kernel) -> Seeded:
+    """An edit with which every case passes: whether it makes no difference where it was executed."""
     if edit.kind == "barrier dropped":
         return _without_barrier(target, edit, edited)
     stepper = Stepper(target.key, edit.at, original, edited)
@@ -416,11 +472,11 @@ def _line(edit: Seeded) -> str:
 
 
 def run(
-    ops: Sequence[str], executions: Sequence[Execution], count: int, *, seed: int = 0, trees: Trees = NO_TREES, workers: int = 2,
-    out: Path | None = None, console: Console | None = None,
+    ops: Sequence[str], executions: Sequence[Execution], count: int, *, seed: int = 0, level: Level = "default",
+    trees: Trees = NO_TREES, workers: int = 2, out: Path | None = None, console: Console | None = None,
 ) -> int:  # fmt: skip
     """Make a campaign, print it, and write it as JSON to `out`; 0 when enough edits are caught or explained, otherwise 1."""
-    found = campaign(ops, executions, count, seed=seed, trees=trees, workers=workers)
+    found = campaign(ops, executions, count, seed=seed, level=level, trees=trees, workers=workers)
     show(found, console or Console())
     if out is not None:
         out.parent.mkdir(parents=True, exist_ok=True)

@@ -74,8 +74,10 @@ def kernel_heads(heads: int) -> int:
 
 
 def _architecture(execution: Execution) -> str:
-    """The machine's architecture as its driver spells it, without features; empty where there is none of AMD's."""
-    return torch.cuda.get_device_properties(0).gcnArchName.partition(":")[0] if execution == "hip" else ""
+    """The architecture whose machine code an execution runs, without features; empty where it is none of AMD's."""
+    if execution == "hip":
+        return torch.cuda.get_device_properties(0).gcnArchName.partition(":")[0]
+    return machine_code_of(execution)
 
 
 def _asm_reasons(case: Case, execution: Execution) -> list[str]:

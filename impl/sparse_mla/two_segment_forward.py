@@ -114,7 +114,7 @@ def _gluon_reasons(case: Case, execution: Execution) -> list[str]:
         reasons.append("AITER reads packed caches by a Gluon kernel, which Triton's interpreter cannot run")
     elif execution == "cuda":
         reasons.append("AITER reads packed caches on gfx950 only")
-    elif "gfx950" not in (name := architecture()):
+    elif "gfx950" not in (name := architecture(execution)):
         reasons.append(f"AITER reads packed caches on gfx950 only, the device is {name}")
     return reasons
 

@@ -16,7 +16,8 @@ def packed(inputs: Inputs) -> Outputs:
     path = settings.aiter_path()
     found = aiter_forward(path)
     assert found is not None
-    loader = aiter.load(aiter.locate(path), aiter.Platform("gfx950", inputs.compute_units), "hip")
+    execution = execution_on(inputs.query.device)
+    loader = aiter.load(aiter.locate(path), aiter.Platform("gfx950", inputs.compute_units), execution)
     function = loader.symbol(*found)
     main, extra = inputs.main, inputs.extra
     splits = inputs.splits or None

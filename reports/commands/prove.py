@@ -62,7 +62,7 @@ def prove(
     if out is not None:
         _check_place(out)
     if miscompiles:
-        return _prove_miscompiles(ops, miscompiles, on, seed_of(seed), workers, use_trees(vllm, aiter), out)
+        return _prove_miscompiles(ops, miscompiles, on, chosen, seed_of(seed), workers, use_trees(vllm, aiter), out)
     proving = importlib.import_module("reports.prove")
     code: int = proving.run(
         ops, level=chosen, clean=clean, depth=depth, seed=seed_of(seed), workers=workers_of(workers),
@@ -72,15 +72,16 @@ def prove(
 
 
 def _prove_miscompiles(
-    ops: Sequence[str], count: int, on: list[str] | None, seed: int, workers: int, trees: Trees, out: Path | None
-) -> int:
+    ops: Sequence[str], count: int, on: list[str] | None, level: Level, seed: int, workers: int, trees: Trees,
+    out: Path | None,
+) -> int:  # fmt: skip
     executions = executions_of(on or ["isa:gfx950"])
     for execution in executions:
         if not machine_code_of(execution):
             raise Misuse(f"--on {execution}: runs no machine code; it should be isa:gfx950 or isa:gfx942")
     code: int = importlib.import_module("reports.miscompiles").run(
-        ops, executions, count, seed=seed, trees=trees, workers=workers_of(workers), out=out, console=console_of()
-    )
+        ops, executions, count, seed=seed, level=level, trees=trees, workers=workers_of(workers), out=out, console=console_of()
+    )  # fmt: skip
     return code
 
 

@@ -9,8 +9,10 @@ import msgspec
 import pytest
 from rich.console import Console
 
+from cases.covering import Level, sweep_cases
 from impl.executions.isa import machine, miscompile
 from impl.executions.isa.assembly import read_lines
+from oracle.check import Status
 from reports import command, miscompiles
 from reports.miscompiles import OUTCOMES, Campaign, Outcome, Seeded, Target, campaign, draw, show
 from reports.record import Environment, Record
@@ -82,17 +84,57 @@ def test_missed_edits_that_no_judge_of_outputs_could_see_are_counted(capsys: pyt
     assert "1 of 2 missed edits leave every bit of every output as it is" in capsys.readouterr().out
 
 
+def _swapped(target: Target) -> miscompile.Edit:
+    return miscompile.edits(target.program, "operands swapped")[0]
+
+
+def _record(case: str = "c", status: Status = "pass", bits: str = "a") -> Record:
+    return Record(case=case, op="o", impl="i", on="x", status=status, environment=HERE, fingerprint=bits * 64)
+
+
 def test_missed_edit_tells_of_other_bits(monkeypatch: pytest.MonkeyPatch) -> None:
     target = _target(bits={"case": "a" * 64})
-    edit = miscompile.edits(target.program, "barrier dropped")[0]
-    monkeypatch.setattr(miscompiles, "_explained", lambda target, edit: _seeded("missed", by="its result is used"))
+    monkeypatch.setattr(miscompiles, "_explained", lambda *asked: _seeded("missed", by="its result is used"))
     for bits, told in (
         ("a", "the outputs' bits are as without it"),
         ("b", "within budget, other bits in 1 of 1 cases"),
     ):
-        record = Record(case="c", op="o", impl="i", on="x", status="pass", environment=HERE, fingerprint=bits * 64)
-        monkeypatch.setattr(miscompiles, "_asked_once", lambda case, impl, on, record=record: record)
-        assert miscompiles.judge(target, edit).by == f"its result is used; {told}"
+        monkeypatch.setattr(miscompiles, "_asked_once", lambda case, impl, on, bits=bits: _record(bits=bits))
+        assert miscompiles.judge(target, _swapped(target)).by == f"its result is used; {told}"
+
+
+# What each case answers with the edited code and with the right one.
+@pytest.mark.parametrize(
+    ("answers", "level", "caught", "further"),
+    [
+        ({"default": ("fail", "pass"), "nightly": ("fail", "pass")}, "nightly", "default", 1),
+        ({"default": ("pass", "pass"), "nightly": ("fail", "pass")}, "nightly", "nightly", 2),
+        ({"default": ("pass", "pass"), "nightly": ("fail", "pass")}, "default", "", 1),
+        ({"default": ("fail", "pass"), "nightly": ("fail", "pass")}, "smoke", "", 0),
+        # Wrong without the edit too.
+        ({"default": ("fail", "fail"), "nightly": ("pass", "pass")}, "nightly", "", 2),
+    ],
+)
+def test_what_smoke_misses_is_asked_of_higher_levels(
+    answers: dict[str, tuple[Status, Status]], level: Level, caught: str, further: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target = _target(bits={"case": "a" * 64})
+    answers["case"] = ("pass", "pass")
+    monkeypatch.setattr(miscompiles, "_explained", lambda *asked: _seeded("missed", by="its result is used"))
+    monkeypatch.setattr(miscompiles, "_launching", lambda target, level: [level])
+    monkeypatch.setattr(miscompiles, "_asked_with", lambda edited, target, case: _record(case, answers[case][0]))
+    monkeypatch.setattr(miscompiles, "_asked_once", lambda case, impl, on: _record(case, answers[case][1]))
+    found = miscompiles.judge(target, _swapped(target), level)
+    assert (found.outcome, found.case, found.further) == ("caught" if caught else "missed", caught, further)
+
+
+def test_further_cases_are_those_that_launch_the_compilation(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = [case.id for case in sweep_cases("formats.cast", "default", 0)]
+    smoke = {case.id for case in sweep_cases("formats.cast", "smoke", 0)}
+    chosen = set(asked[::3])
+    monkeypatch.setattr(miscompiles, "_keys", lambda case, impl, on: frozenset("k" if case.id in chosen else "l"))
+    found = miscompiles._launching(_target("formats.cast"), "default")
+    assert found and set(found) == chosen - smoke
 
 
 def _explained(kind: str, words: str, target: Target) -> tuple[Outcome, str] | None:

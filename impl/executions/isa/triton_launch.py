@@ -50,6 +50,7 @@ Onlooker = Callable[[Launched, Run], int]
 
 _installed: str | None = None
 _onlooker: Onlooker | None = None
+_named: set[str] | None = None
 executed = 0
 """Wave-instructions that this process has executed."""
 
@@ -63,6 +64,17 @@ def looked_on(onlooker: Onlooker) -> Iterator[None]:
         yield
     finally:
         _onlooker = before
+
+
+@contextlib.contextmanager
+def only_named() -> Iterator[set[str]]:
+    """While open, no launch of this process is compiled or run; gives what their compilations are known by."""
+    global _named
+    before, _named = _named, set()
+    try:
+        yield _named
+    finally:
+        _named = before
 
 
 def launch_options() -> dict[str, int]:
@@ -157,6 +169,9 @@ def _launch(function: Any, args: tuple[Any, ...], grid: Any, keywords: Mapping[s
         # A Gluon kernel spells the layout of its waves itself: another number of them is another kernel.
         keywords = {**keywords, **launch_options()}
     launch, bound = compiling.bind_call(function, args, keywords, arch)
+    if _named is not None:
+        _named.add(compiling.key_of(launch))
+        return
     key, kernel, metadata = _kernel(launch)
     values: list[tuple[str, int | float]] = []
     regions: dict[int, int] = {}

@@ -18,16 +18,22 @@ def fill(out, BLOCK: tl.constexpr):
 
 
 def main() -> None:
-    """Launches one kernel as it is, under an onlooker that only looks, and under one that runs nothing."""
+    """Launches one kernel to be named only, as it is, under an onlooker that only looks, and under one that runs nothing."""
     triton_launch.install("gfx950")
     out = torch.zeros(256, dtype=torch.int32)
-    seen: list[tuple[int, int]] = []
+    seen: list[tuple[int, int, str]] = []
 
     def look(launched, run):
         steps = run(launched.kernel, 0)
-        seen.append((launched.waves, steps))
+        seen.append((launched.waves, steps, launched.key))
         return steps
 
+    named = []
+    for block in (256, 256, 512):
+        with triton_launch.only_named() as keys:
+            fill[(1,)](out, BLOCK=block, num_warps=4)
+        named += sorted(keys)
+    untouched = int(out.sum())
     with triton_launch.looked_on(look):
         fill[(1,)](out, BLOCK=256, num_warps=4)
     looked = int(out.sum())
@@ -36,7 +42,9 @@ def main() -> None:
         fill[(1,)](out, BLOCK=256, num_warps=4)
     swallowed = int(out.sum())
     fill[(1,)](out, BLOCK=256, num_warps=4)
-    told = {"waves": seen[0][0], "steps": seen[0][1], "sums": [looked, swallowed, int(out.sum())], "seen": len(seen)}
+    waves, steps, key = seen[0]
+    told = {"waves": waves, "steps": steps, "key": key, "sums": [looked, swallowed, int(out.sum())], "seen": len(seen)}
+    told |= {"named": named, "untouched": untouched}
     sys.stdout.write(json.dumps(told))
 
 

@@ -33,6 +33,10 @@ def test_options_replace_those_of_a_launch(options: str, waves: int) -> None:
     assert found["steps"] > 0 and found["seen"] == 1
     # Looked on, swallowed, and as ever behind that.
     assert found["sums"] == [768, 0, 768]
+    # Named, and neither compiled nor run: the same name for the same compilation.
+    first, again, other = found["named"]
+    assert first == again == found["key"] != other
+    assert found["untouched"] == 0
 
 
 @pytest.mark.parametrize(
