@@ -11,6 +11,7 @@ import contextlib
 import dataclasses
 import fnmatch
 import functools
+import itertools
 import multiprocessing
 import os
 import random
@@ -29,9 +30,9 @@ from rich.markup import escape
 from rich.table import Table
 
 from cases import op_module
-from cases.case import Case, parse
+from cases.case import Axis, Case, impossible, parse
 from cases.covering import LEVELS, Level, sweep_cases
-from impl.executions.isa import flow, machine, miscompile
+from impl.executions.isa import flow, machine, miscompile, triton_launch
 from impl.executions.isa.assembly import Program
 from impl.executions.isa.encoding import Encoded
 from impl.executions.isa.lds_order import Witness
@@ -57,8 +58,10 @@ _DRAWS = 60
 # An edited launch that runs so many times longer than the longest right one has no end.
 _LONGER, _AT_LEAST = 4, 100_000
 
-# More cases of one level than so many are not asked of one edit.
-_MOST_FURTHER = 80
+# So many cases of one level are asked of one edit at most; so many near the smoke ones before it is explained, and in all;
+# near so many of them; and so many are drawn for it. No more is asked once so many wave-instructions were executed for it.
+_MOST_FURTHER, _NEAR, _MOST_NEAR, _STARTS, _TRIES = 80, 24, 120, 3, 300
+_MOST_EXECUTED = 20_000_000
 
 _SAME = "the outputs' bits are as without it"
 
@@ -153,7 +156,8 @@ def campaign(
 ) -> Campaign:  # fmt: skip
     """Draw and judge `count` edits; the same ones for a seed and the same compiled code, whatever the number of workers.
 
-    level: what passes the smoke cases is asked the cases of the levels above as well, up to this one.
+    level: with smoke, what passes the smoke cases is asked no more; else it is asked default cases and near ones, and with
+    nightly those as well.
     """
     targets: list[Target] = []
     left_out: list[str] = []
@@ -323,22 +327,79 @@ def judge(target: Target, edit: Edit, level: Level = "smoke") -> Seeded:
         return _seeded(target, edit, outcome, why)
     further = 0
     found: Seeded | None = None
-    for higher in LEVELS[1 : LEVELS.index(level) + 1]:
-        for case in _launching(target, higher):
-            further += 1
-            record = _asked_with(edited, target, case)
-            # What does not pass with the right code either says nothing about this edit.
-            if record.status != "pass" and _asked_once(case, target.impl, target.on).status == "pass":
-                caught = _seeded(target, edit, "caught", _why(record), case)
-                return msgspec.structs.replace(caught, further=further)
-        found = found or _explained(target, edit, original, edited)
-        if found.outcome != "missed":
+    begun = triton_launch.executed
+    for near in _further(target, level):
+        if found is not None and triton_launch.executed - begun > _MOST_EXECUTED:
             break
-    found = msgspec.structs.replace(found or _explained(target, edit, original, edited), further=further)
+        if near is None:
+            # What is asked from here on is for what nothing explains.
+            found = _explained(target, edit, original, edited)
+            if found.outcome != "missed":
+                break
+            continue
+        further += 1
+        record = _asked_with(edited, target, near)
+        # What does not pass with the right code either says nothing about this edit.
+        if record.status != "pass" and _asked_once(near, target.impl, target.on).status == "pass":
+            caught = _seeded(target, edit, "caught", _why(record), near)
+            return msgspec.structs.replace(caught, further=further)
+    assert found is not None
+    found = msgspec.structs.replace(found, further=further)
     if found.outcome != "missed":
         return found
     seen = f"within budget, other bits in {changed} of {len(target.cases)} cases" if changed else _SAME
     return msgspec.structs.replace(found, by=f"{found.by}; {seen}")
+
+
+def _further(target: Target, level: Level) -> Iterator[str | None]:
+    """Cases beside the smoke ones in which the compilation is launched, each once; None where explanations come in."""
+    if level == "smoke":
+        yield None
+        return
+    asked: set[str] = set()
+    near = _near(target)
+    for case in itertools.chain(_launching(target, "default"), itertools.islice(near, _NEAR)):
+        if case not in asked:
+            asked.add(case)
+            yield case
+    yield None
+    above = _launching(target, "nightly") if level == "nightly" else ()
+    for case in itertools.chain(itertools.islice(near, _MOST_NEAR - _NEAR), above):
+        if case not in asked:
+            asked.add(case)
+            yield case
+
+
+def _near(target: Target) -> Iterator[str]:
+    """Cases near the smoke ones that launch the same compilation: one axis elsewhere, then several and other numbers."""
+    rng = random.Random(target.key)
+    module = op_module("cases", target.op)
+    known = set(target.cases)
+
+    def is_new(case: Case) -> bool:
+        if case.id in known or impossible(case) or module.heavy(case):
+            return False
+        known.add(case.id)
+        return target.key in _keys(case, target.impl, target.on)
+
+    starts = [parse(case) for case in target.cases[:_STARTS]]
+    free: list[dict[str, list[Axis]]] = []
+    for start in starts:
+        moves = [(axis, value) for axis, values in module.AXES.items() for value in values]
+        rng.shuffle(moves)
+        free.append({})
+        for axis, value in moves:
+            case = start.varied(**{axis: value})
+            if is_new(case):
+                free[-1].setdefault(axis, []).append(value)
+                yield case.id
+    for _ in range(_TRIES):
+        place = rng.randrange(len(starts))
+        axes = [axis for axis in free[place] if rng.random() < 0.5]
+        changes = {axis: rng.choice(free[place][axis]) for axis in axes}
+        case = starts[place].varied(**changes, seed=rng.randrange(1000))
+        if is_new(case):
+            yield case.id
 
 
 def _asked_with(edited: machine.Kernel, target: Target, case: str) -> Record:

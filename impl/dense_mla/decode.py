@@ -15,7 +15,16 @@ from cases.case import Case
 from cases.dense_mla.decode import DecodeCase
 from cases.dense_mla.decode_call import DecodeInputs, DecodeOutputs
 from cases.precision import Precision, Rounding
-from impl.implementation import PRODUCTS, Execution, Impl, bytes_of, needs_triton, no_reasons, without_triton
+from impl.implementation import (
+    PRODUCTS,
+    Execution,
+    Impl,
+    bytes_of,
+    machine_code_of,
+    needs_triton,
+    no_reasons,
+    without_triton,
+)
 from impl.sources import aiter, settings, vllm
 
 VLLM_MODULE = "vllm.v1.attention.ops.triton_decode_attention"
