@@ -57,6 +57,8 @@ ENOUGH = 0.95
 _DRAWS = 60
 # An edited launch that runs so many times longer than the longest right one has no end.
 _LONGER, _AT_LEAST = 4, 100_000
+# Where nothing is known of how long a right one is.
+_ENDLESS = 40_000_000
 
 # So many cases of one level are asked of one edit at most; so many near the smoke ones before it is explained, and in all;
 # near so many of them; and so many are drawn for it. No more is asked once so many wave-instructions were executed for it.
@@ -319,7 +321,7 @@ def judge(target: Target, edit: Edit, level: Level = "smoke") -> Seeded:
     edited = machine.prepare(miscompile.applied(target.program, edit))
     changed = 0
     for case in target.cases:
-        record = _asked_with(edited, target, case)
+        record = _asked_with(edited, target, case, target.limit)
         if record.status != "pass":
             return _seeded(target, edit, "caught", _why(record), case)
         changed += record.fingerprint != target.bits[case]
@@ -338,9 +340,9 @@ def judge(target: Target, edit: Edit, level: Level = "smoke") -> Seeded:
                 break
             continue
         further += 1
-        record = _asked_with(edited, target, near)
-        # What does not pass with the right code either says nothing about this edit.
-        if record.status != "pass" and _asked_once(near, target.impl, target.on).status == "pass":
+        # The smoke cases say nothing of how long another one runs.
+        record = _asked_with(edited, target, near, _ENDLESS)
+        if record.status != "pass" and _is_right(target, near):
             caught = _seeded(target, edit, "caught", _why(record), near)
             return msgspec.structs.replace(caught, further=further)
     assert found is not None
@@ -402,11 +404,18 @@ def _near(target: Target) -> Iterator[str]:
             yield case.id
 
 
-def _asked_with(edited: machine.Kernel, target: Target, case: str) -> Record:
+def _is_right(target: Target, case: str) -> bool:
+    """Whether a case passes with the right code, far from what counts as endless; else its answer is no edit's fault."""
+    before = triton_launch.executed
+    passed = _asked_once(case, target.impl, target.on).status == "pass"
+    return passed and _LONGER * (triton_launch.executed - before) < _ENDLESS
+
+
+def _asked_with(edited: machine.Kernel, target: Target, case: str, limit: int) -> Record:
     """The answer to a case where the edited code stands for what it was made from."""
 
     def instead(launched: Launched, run: Run) -> int:
-        return run(edited, target.limit) if launched.key == target.key else run(launched.kernel, 0)
+        return run(edited, limit) if launched.key == target.key else run(launched.kernel, 0)
 
     with looked_on(instead):
         return _asked_once(case, target.impl, target.on)

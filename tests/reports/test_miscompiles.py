@@ -9,8 +9,9 @@ import msgspec
 import pytest
 from rich.console import Console
 
+from cases.case import impossible, parse
 from cases.covering import Level, sweep_cases
-from impl.executions.isa import machine, miscompile
+from impl.executions.isa import machine, miscompile, triton_launch
 from impl.executions.isa.assembly import read_lines
 from oracle.check import Status
 from reports import command, miscompiles
@@ -122,10 +123,41 @@ def test_what_smoke_misses_is_asked_of_higher_levels(
     answers["case"] = ("pass", "pass")
     monkeypatch.setattr(miscompiles, "_explained", lambda *asked: _seeded("missed", by="its result is used"))
     monkeypatch.setattr(miscompiles, "_launching", lambda target, level: [level])
-    monkeypatch.setattr(miscompiles, "_asked_with", lambda edited, target, case: _record(case, answers[case][0]))
+    monkeypatch.setattr(miscompiles, "_near", lambda target: iter(()))
+    monkeypatch.setattr(miscompiles, "_asked_with", lambda edited, target, case, limit: _record(case, answers[case][0]))
     monkeypatch.setattr(miscompiles, "_asked_once", lambda case, impl, on: _record(case, answers[case][1]))
     found = miscompiles.judge(target, _swapped(target), level)
     assert (found.outcome, found.case, found.further) == ("caught" if caught else "missed", caught, further)
+
+
+def test_a_case_that_runs_long_is_no_endless_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    steps = 0
+
+    def asked(case: str, impl: str, on: str) -> Record:
+        monkeypatch.setattr(triton_launch, "executed", triton_launch.executed + steps)
+        return _record(case)
+
+    monkeypatch.setattr(miscompiles, "_asked_once", asked)
+    steps = 1_000
+    assert miscompiles._is_right(_target(), "case")
+    steps = 30_000_000
+    assert not miscompiles._is_right(_target(), "case"), "four times as many would be called endless"
+
+
+def test_near_cases_differ_and_launch_the_compilation(monkeypatch: pytest.MonkeyPatch) -> None:
+    start = sweep_cases("formats.cast", "smoke", 0)[0]
+    monkeypatch.setattr(
+        miscompiles, "_keys", lambda case, impl, on: frozenset("k" if case.format == start.settings["format"] else "l")
+    )
+    target = _target("formats.cast", cases=(start.id,))
+    found = list(miscompiles._near(target))
+    assert len(found) > 20 and len(set(found)) == len(found) and start.id not in found
+    assert found == list(miscompiles._near(target)), "drawn of the compilation, so the same ones again"
+    chosen = [parse(case) for case in found]
+    assert {case.settings["format"] for case in chosen} == {start.settings["format"]}
+    assert all(not impossible(case) for case in chosen)
+    apart = [sum(a != b for a, b in zip(case.settings.items(), start.settings.items(), strict=True)) for case in chosen]
+    assert apart[0] == 1 and max(apart) > 2
 
 
 def test_further_cases_are_those_that_launch_the_compilation(monkeypatch: pytest.MonkeyPatch) -> None:
