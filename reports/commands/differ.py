@@ -59,7 +59,10 @@ def run_differ(
     ] = "",
     stages: Annotated[str, typer.Option("--stages", help="Machine code also with so many pipeline stages: 1,2.")] = "",
     against: Annotated[
-        list[Path] | None, typer.Option("--against", help="A run made elsewhere, as on a GPU; may be repeated.")
+        list[Path] | None,
+        typer.Option(
+            "--against", help="A run made elsewhere, as on a GPU; may be repeated. Two without --on: only these."
+        ),
     ] = None,
     seed: SeedOption = 0,
     workers: WorkersOption = 0,
@@ -73,9 +76,11 @@ def run_differ(
 ) -> int:
     """The same questions in several executions and with several launch options: which answers are alike?
 
-    1 when one way passes a question and another does not, when bits differ that may not, or when nothing was compared.
+    What is selected is asked anew in every way; runs of `--against` bring all of their answers. 1 when one way passes a
+    question and another does not, when bits differ that may not, or when nothing was compared.
     """
-    executions = executions_of(on)
+    # Runs that are there are enough, where nobody names an execution.
+    executions = executions_of(on) if on or len(against or ()) < 2 else ()
     few, many = _numbers("--warps", warps, _POWERS), _numbers("--stages", stages, tuple(range(1, 9)))
     if (few or many) and not any(map(machine_code_of, executions)):
         raise Misuse("--warps, --stages: are for machine code, so --on should name isa:gfx942 or isa:gfx950 as well")
@@ -83,16 +88,23 @@ def run_differ(
     ways = differing.ways(executions, few, many)
     others = {path: read_settings(path) for path in against or ()}
     if len(ways) + len(others) < 2:
-        raise Misuse(f"only {ways[0].name}: two ways are needed, by --on, --warps, --stages or --against")
+        raise Misuse(
+            f"only {(*(way.name for way in ways), *others)[0]}: two ways are needed, by --on, --warps, --stages or --against"
+        )
     if json is not None and (json.exists() or not json.resolve().parent.is_dir()):
         raise Misuse(f"--json {json}: should name a new file in a directory that exists")
+    if not ways and (op or impl or case):
+        raise Misuse(
+            "--op, --impl, --case: say what is asked, and without --on nothing is; it should name an execution"
+        )
     wanted = Selection(
         ops=tuple(op or ()), impls=tuple(impl or ()), on=executions, level=one_of("--cases", level, LEVELS),
         patterns=tuple(case or ()), seed=seed_of(seed),
     )  # fmt: skip
     settings = Settings(workers=workers_of(workers, executions), deadline=deadline)
     place = out if out is not None else RUNS / f"{time.strftime('%Y%m%d-%H%M%S')}-differ"
-    check_vacant(place)
+    if ways:
+        check_vacant(place)
     console = console_of()
     answers = _asked(differing, ways, place, wanted, use_trees(vllm, aiter), settings, console)
     for path in others:

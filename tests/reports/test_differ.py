@@ -112,6 +112,8 @@ def test_sweep_of_a_way_starts_with_its_options_and_leaves_none(
         ("--on interpreter --against nowhere", "nowhere: no such run directory"),
         ("--on interpreter --against kept --json kept/run.json", "--json kept/run.json: should name a new file"),
         ("--on interpreter --against kept --out kept", "kept: already holds a run"),
+        ("--against kept --against also", "--op, --impl, --case: say what is asked, and without --on nothing is"),
+        ("--against kept --against also --warps 2", "--warps, --stages: are for machine code"),
     ],
 )
 def test_misuse_is_one_sentence(
@@ -120,7 +122,8 @@ def test_misuse_is_one_sentence(
 ) -> None:  # fmt: skip
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
-    create_run(tmp_path / "kept", Settings(), [Task(case=FOUR, impl="standin-right", on="interpreter", item="x")])
+    for name in ("kept", "also"):
+        create_run(tmp_path / name, Settings(), [Task(case=FOUR, impl="standin-right", on="interpreter", item="x")])
     assert command.main(["differ", "--op", "standin.double", *arguments.split()]) == 2
     said = capsys.readouterr()
     assert sentence in said.err and said.err.count("\n") == 1
@@ -147,3 +150,8 @@ def test_command_holds_its_sweep_against_another_run(
     capsys.readouterr()
     assert command.main([*line, "--out", "apart"]) == 1
     assert "other bits where none may differ: interpreter | other: interpreter" in capsys.readouterr().out
+    # Both are there: nothing is asked anew.
+    before = sorted(tmp_path.rglob("*"))
+    assert command.main(["differ", "--against", "other", "--against", "same/interpreter"]) == 1
+    assert sorted(tmp_path.rglob("*")) == before
+    assert f"{asked} questions answered in at least two of 2 ways: 1 finding" in capsys.readouterr().out
