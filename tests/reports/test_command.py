@@ -3,11 +3,13 @@
 import dataclasses
 import importlib.metadata
 import importlib.util
+import json
 import os
 import resource
 import runpy
 import subprocess
 import sys
+from itertools import pairwise
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -224,6 +226,81 @@ def test_a_session_brings_the_triton_that_the_host_lacks_and_never_another_torch
     if torch:
         assert all(call[-2:] == ("-c", str(tmp_path / "host.txt")) for call in calls)
         assert (tmp_path / "host.txt").read_text() == "torch==2.12.0+cpu\nnumpy==2.4\n"
+
+
+class Session:
+    """Stands for nox's: keeps what a session runs, lets a sweep leave a run, and fails where it is told to."""
+
+    def __init__(self, *posargs: str, fails: tuple[str, ...] = (), settings: dict[str, Any] | None = None) -> None:
+        self.posargs, self.fails = list(posargs), fails
+        self.settings = {"ops": [], "impls": [], "vllm": "", "aiter": "", **(settings or {})}
+        self.ran: list[tuple[str, ...]] = []
+        self.installed: list[str] = []
+
+    def run(self, *words: str, **how: Any) -> None:
+        self.ran.append(words)
+        if words[:2] == ("mla-oracle", "sweep"):
+            out = next(Path(after) for word, after in pairwise(words) if word in ("--out", "--resume"))
+            out.mkdir(parents=True, exist_ok=True)
+            (out / "run.json").write_text(json.dumps(self.settings))
+        if set(words[:2]) & set(self.fails) and 1 not in how.get("success_codes", [0]):
+            raise RuntimeError(words[1])
+
+    def asked(self, name: str) -> list[str]:
+        """The arguments of the one call of a subcommand of mla-oracle."""
+        (words,) = (words for words in self.ran if words[:2] == ("mla-oracle", name))
+        return list(words[2:])
+
+
+@pytest.fixture
+def sessions(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> dict[str, Any]:
+    """The project's nox sessions, which install nothing."""
+    monkeypatch.chdir(tmp_path)
+    stub = SimpleNamespace(options=SimpleNamespace(), session=lambda function: function, Session=object)
+    monkeypatch.setitem(sys.modules, "nox", stub)
+    house = runpy.run_path(str(Path(command.__file__).parent.parent / "noxfile.py"))
+    monkeypatch.setitem(
+        house["install"].__globals__, "install", lambda session, *extras: session.installed.extend(extras)
+    )
+    return house
+
+
+MACHINES = ["--on", "isa:gfx942", "--on", "isa:gfx950"]
+
+
+def test_the_machine_code_session_tests_and_sweeps_or_sweeps_alone(sessions: dict[str, Any]) -> None:
+    session = Session("--out", "run")
+    sessions["isa"](session)
+    assert [words[0] for words in session.ran] == ["pytest", "mla-oracle", "mla-oracle"]
+    assert session.installed == ["tests", "isa"]
+    assert session.asked("sweep") == ["--out", "run", *MACHINES, "--impl", "ours-triton", "--cases", "smoke"]
+    assert session.asked("report") == ["run"]
+    session = Session("--without-tests", "--op", "dcp.combine", "--on=isa:gfx950", "--out", "run")
+    sessions["isa"](session)
+    assert [words[0] for words in session.ran] == ["mla-oracle", "mla-oracle"] and session.installed == ["isa"]
+    asked = ["--op", "dcp.combine", "--on=isa:gfx950", "--out", "run", "--impl", "ours-triton", "--cases", "smoke"]
+    assert session.asked("sweep") == asked
+    session = Session("--resume", "run", "--without-tests")
+    sessions["isa"](session)
+    assert session.asked("sweep") == ["--resume", "run"]
+
+
+def test_a_session_compiles_what_the_run_was_asked_for_and_reports_in_any_case(sessions: dict[str, Any]) -> None:
+    settings = {"ops": ["dcp", "formats.cast"], "impls": ["ours-*"], "vllm": "/a/tree"}
+    session = Session("--compiled", "--out", "run", settings=settings)
+    sessions["sweep"](session)
+    assert session.asked("sweep") == ["--out", "run", "--laws"]
+    asked = ["--op", "dcp", "--op", "formats.cast", "--impl", "ours-*", "--vllm", "/a/tree", "--out", "run"]
+    assert session.asked("aot") == asked
+    assert [words[1] for words in session.ran] == ["sweep", "aot", "report"]
+    for fails in (("sweep",), ("aot",), ("sweep", "aot")):
+        session = Session("--compiled", "--out", "run", fails=fails)
+        with pytest.raises(RuntimeError, match=r"sweep|aot"):
+            sessions["sweep"](session)
+        assert [words[1] for words in session.ran] == ["sweep", "aot", "report"]
+    session = Session("--out", "run")
+    sessions["sweep"](session)
+    assert [words[1] for words in session.ran] == ["sweep", "report"]
 
 
 def test_what_escapes_is_the_harness_fault_and_one_sentence(
