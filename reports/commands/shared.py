@@ -34,7 +34,7 @@ ImplOption = Annotated[
     list[str] | None, typer.Option("--impl", help="An implementation, or vllm-* for several; may be repeated.")
 ]
 OnOption = Annotated[
-    list[str] | None, typer.Option("--on", help="Where they run: interpreter, cuda, hip; may be repeated.")
+    list[str] | None, typer.Option("--on", help=f"Where they run: {', '.join(EXECUTIONS)}; may be repeated.")
 ]
 LevelOption = Annotated[str, typer.Option("--cases", help="How much is asked: smoke, default or nightly.")]
 CaseOption = Annotated[

@@ -186,7 +186,6 @@ def test_a_process_of_the_interpreter_says_that_it_is_one(monkeypatch: pytest.Mo
     assert record.reasons[0].startswith("TRITON_INTERPRET is set: ")
 
 
-@pytest.mark.xfail(strict=True, reason="the help was written before there were machines")
 def test_the_help_names_every_execution(capsys: pytest.CaptureFixture[str]) -> None:
     assert command.main(["sweep", "--help"]) == 0
     assert "isa:gfx942" in capsys.readouterr().out
