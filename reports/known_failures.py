@@ -238,7 +238,9 @@ def _impossible(wanted: Iterable[tuple[str, tuple[str, ...]]], ops: Sequence[str
         for word in words if having else ():
             refusals = [_refusal(kind, axis, word) for kind in having]
             if all(refusals):
-                return refusals[0] if len(having) == 1 else f"none of {len(having)} ops has {axis}={word}: {refusals[0]}"
+                return (
+                    refusals[0] if len(having) == 1 else f"none of {len(having)} ops has {axis}={word}: {refusals[0]}"
+                )
     return ""
 
 

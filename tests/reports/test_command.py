@@ -7,8 +7,10 @@ import json
 import os
 import resource
 import runpy
+import signal
 import subprocess
 import sys
+import tomllib
 from itertools import pairwise
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -21,6 +23,7 @@ from oracle.check import Check
 from reports import command
 from reports.commands import doctor, show
 from reports.commands import sweep as sweep_command
+from reports.commands.replay import answer_alone
 from reports.commands.shared import console_of
 from reports.record import LOST, Attempt, Environment, Record, Seconds
 from reports.store import RecordFile, Settings, Task, create_run, held, read_run
@@ -336,7 +339,47 @@ def test_a_run_is_shown_as_a_table_and_line_by_line(kept: Path, capsys: pytest.C
     said = capsys.readouterr().out
     assert f"fail        standin-wrong interpreter {FOUR}" in said
     assert "out[3]=9, but should be 8: it is exact" in said
-    assert "1 of 3 cases have no record" in said
+    assert "1 of 3 cases has no record: mla-oracle sweep --resume" in said
+
+
+def test_one_is_counted_as_one(kept: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = read_run(kept)
+    sweep_command._summarise(run, console_of())
+    said = capsys.readouterr().out
+    assert "standin-declines on interpreter did not answer 1 time: no fours (1)\n" in said
+    assert "1 case has no record: the sessions ended without it, see " in said
+    (declined,) = (record for record in run.records.values() if record.status == "unsupported")
+    others = [
+        msgspec.structs.replace(declined, case=FOUR.replace("4", f"{number}"), reasons=(f"no {number}",))
+        for number in (5, 6)
+    ]
+    for count, words in (
+        (1, "2 times: no fours (1), and 1 other reason"),
+        (2, "3 times: no fours (1), and 2 other reasons"),
+    ):
+        records = run.records | {record.key: record for record in others[:count]}
+        sweep_command._summarise(dataclasses.replace(run, records=records), console_of())
+        assert f"did not answer {words}\n" in capsys.readouterr().out
+    create_run(tmp_path / "new", Settings(), [Task(case=FOUR, impl="standin-right", on="interpreter", item="i")])
+    assert command.main(["show", "new"]) == 2
+    assert "new: its one case has no record; answer it with mla-oracle sweep --resume new" in capsys.readouterr().err
+
+
+def test_the_version_is_told_alone(capsys: pytest.CaptureFixture[str]) -> None:
+    project = tomllib.loads((Path(command.__file__).parent.parent / "pyproject.toml").read_text())["project"]
+    assert command.main(["--version"]) == 0
+    assert capsys.readouterr().out == f"mla-oracle {project['version']}\n"
+    assert command.main(["--help"]) == 0
+    said = capsys.readouterr().out
+    assert "Is this kernel right, everywhere it claims to be" in said and "--version" in said
+    assert command.main(["--version", "sweep", "--out", "run"]) == 0
+    assert not Path("run").exists()
+
+
+def test_a_process_that_dies_before_it_answers_is_told_by_its_exit_code() -> None:
+    assert answer_alone(max, 3, 7) == 7
+    assert answer_alone(signal.raise_signal, signal.SIGKILL) == -signal.SIGKILL
+    assert answer_alone(os._exit, 5) == 5
 
 
 def test_a_run_that_is_being_written_is_shown_as_far_as_it_is(
