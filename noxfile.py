@@ -4,7 +4,9 @@
     nox -s tests     the tests of the harness
     nox -s lint | types | build | bench | prove | vllm | isa
 
-Arguments after `--` go to the command behind the session. A torch that the interpreter running nox already has is used
+Arguments after `--` go to the command behind the session, but for two words of the sessions that sweep: `--compiled` compiles
+the kernels of the run for AMD GPUs too, which takes minutes, and puts what they take into its report; `--without-tests` has
+`isa` sweep alone. A torch that the interpreter running nox already has is used
 as it is, with its triton and numpy, by linking its site-packages into the session; a triton that it lacks is installed
 beside it. Without a torch the sessions install `$MLA_ORACLE_TORCH` (default `torch==2.13.0`) and the extra `standalone`.
 """
@@ -12,6 +14,7 @@ beside it. Without a torch the sessions install `$MLA_ORACLE_TORCH` (default `to
 import importlib.metadata
 import importlib.util
 import itertools
+import json
 import os
 import sys
 import sysconfig
@@ -108,7 +111,9 @@ def sweep(session: nox.Session) -> None:
 
 
 def sweep_and_report(session: nox.Session, arguments: list[str], kind: str, **how: object) -> None:
-    """Sweep, and write the report of the run even when the sweep found something."""
+    """Sweep, compile where that is asked for, and write the report of the run even when either found something."""
+    is_compiled = "--compiled" in arguments
+    arguments = [argument for argument in arguments if argument != "--compiled"]
     if not any(argument.partition("=")[0] in ("--out", "--resume") for argument in arguments):
         arguments += ["--out", run_name(kind)]
     words = [part for argument in arguments for part in argument.split("=", 1)]
@@ -117,7 +122,19 @@ def sweep_and_report(session: nox.Session, arguments: list[str], kind: str, **ho
         session.run("mla-oracle", "sweep", *arguments, **how)
     finally:
         if (run / "run.json").is_file():
-            session.run("mla-oracle", "report", str(run))
+            try:
+                if is_compiled:
+                    session.run("mla-oracle", "aot", *asked_of(run), "--out", str(run), **how)
+            finally:
+                session.run("mla-oracle", "report", str(run))
+
+
+def asked_of(run: Path) -> list[str]:
+    """The ops, implementations and trees that a run was asked for, as options."""
+    settings = json.loads((run / "run.json").read_text(encoding="utf-8"))
+    stated = {"--op": settings["ops"], "--impl": settings["impls"]}
+    stated |= {f"--{tree}": [settings[tree]] for tree in ("vllm", "aiter") if settings[tree]}
+    return [word for option, values in stated.items() for value in values for word in (option, value)]
 
 
 @nox.session
@@ -182,12 +199,28 @@ def build(session: nox.Session) -> None:
 def isa(session: nox.Session) -> None:
     """The machine code of our own kernels: every instruction against its statement, then the smoke cases on both machines.
 
-    Arguments go to `mla-oracle sweep`. No AMD GPU is needed, nor of any use.
+    Arguments go to `mla-oracle sweep`, and what they do not say of `--on`, `--impl` and `--cases` stays as it is. With
+    `--without-tests` among them only the sweep is made. No AMD GPU is needed, nor of any use.
     """
-    install(session, "tests", "isa")
-    session.run("pytest", "-n", "2", "tests/executions/isa", env={"OMP_NUM_THREADS": "1", "MLA_ORACLE_MACHINE": "1"})
-    asked = list(session.posargs) or ["--impl", "ours-triton", "--cases", "smoke"]
-    sweep_and_report(session, ["--on", "isa:gfx942", "--on", "isa:gfx950", *asked], "isa")
+    asked = [argument for argument in session.posargs if argument != "--without-tests"]
+    if asked == list(session.posargs):
+        install(session, "tests", "isa")
+        session.run(
+            "pytest", "-n", "2", "tests/executions/isa", env={"OMP_NUM_THREADS": "1", "MLA_ORACLE_MACHINE": "1"}
+        )
+    else:
+        install(session, "isa")
+    stated = {argument.partition("=")[0] for argument in asked}
+    usual = {"--on": ("isa:gfx942", "isa:gfx950"), "--impl": ("ours-triton",), "--cases": ("smoke",)}
+    if "--resume" not in stated:
+        asked += [
+            word
+            for option, values in usual.items()
+            for value in values
+            for word in (option, value)
+            if option not in stated
+        ]
+    sweep_and_report(session, asked, "isa")
 
 
 @nox.session

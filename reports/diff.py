@@ -9,9 +9,9 @@ class that fits:
 |---|---|---|
 | `new_failure` | anything that was no failure | a failure |
 | `changed_failure` | a failure | a failure with another status, other bits, diagnosis or reasons |
-| `fixed` | a failure | pass |
 | `lost_coverage` | judged | unsupported, no record or not asked |
-| `lost_coverage` | pass | pass with a check less, or with one that is no longer exact |
+| `lost_coverage` | judged | pass with a check less, or with one that is no longer exact |
+| `fixed` | a failure | pass |
 | `new_coverage` | unsupported, no record or not asked | pass |
 | `changed_reasons` | unsupported | unsupported, for other reasons; their order means nothing |
 | `bit_change` | pass | pass with other output bits |
@@ -247,10 +247,11 @@ def _kind(old: Record, new: Record) -> Kind | None:
             return "new_failure"
         return "changed_failure" if _other_failure(old, new) else None
     if now == "pass":
-        if was != "pass":
-            return "fixed" if was in AGAINST else "new_coverage"
+        # A failure that passes because it is no longer looked at is not mended.
         if _checks_lost(old, new):
             return "lost_coverage"
+        if was != "pass":
+            return "fixed" if was in AGAINST else "new_coverage"
         if old.fingerprint != new.fingerprint:
             return "bit_change"
         use, then = new.use, old.use
@@ -265,7 +266,16 @@ def _checks_lost(old: Record, new: Record) -> list[str]:
     if old.checks == new.checks:
         return []
     lost = Counter(check.output for check in old.checks) - Counter(check.output for check in new.checks)
-    exact = Counter(check.output for check in old.checks if check.measure == "exact")
+    # A rule of a plan is named by what broke it, and by itself where it holds.
+    kept = Counter(check.output for check in new.checks if check.measure == "plan")
+    renamed = (kept - Counter(check.output for check in old.checks)).total()
+    for check in old.checks:
+        if check.measure == "plan" and not check.passed and lost[check.output] and renamed:
+            lost[check.output] -= 1
+            renamed -= 1
+    lost = +lost
+    # An answer of another form fails as one that is not exact, at no element, whatever its measure is.
+    exact = Counter(check.output for check in old.checks if check.measure == "exact" and (check.passed or check.where))
     lost |= exact - Counter(check.output for check in new.checks if check.measure == "exact")
     return list(dict.fromkeys(f"{check.output} ({check.measure})" for check in old.checks if check.output in lost))
 
@@ -294,7 +304,7 @@ def _change(kind: Kind, key: Key, was: str, now: str, old: Record | None, new: R
 
 def _sentence(kind: Kind, was: str, now: str, old: Record | None, new: Record | None, then: float, use: float) -> str:
     if old is not None and new is not None:
-        if kind == "lost_coverage" and was == now:
+        if kind == "lost_coverage" and now == "pass":
             return f"was {was}, now {now} with less judged, no longer checked: {', '.join(_checks_lost(old, new))}; {answer(new)}"
         if kind in ("bit_change", "rejudged"):
             source = "" if old.source == new.source else ", and its source is another"

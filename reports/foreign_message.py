@@ -8,6 +8,7 @@ from oracle.check import Check
 from reports.execute import Trial
 from reports.plan import AGAINST
 from reports.record import Record
+from reports.words import plural
 
 _MOST_REASONS = 5
 # One check says what a failure is; more of the same case only where they say something else.
@@ -31,12 +32,12 @@ def message(
     rest = ", ".join(f"{counts[status]} {word}" for status, word in _WORDS.items() if counts[status])
     if not failed:
         lines = [
-            f"{op}: none of {_counted(len(records), 'case')} was judged, so this is no pass: {name} on {_where(records)}"
+            f"{op}: none of {plural(len(records), 'case')} was judged, so this is no pass: {name} on {_where(records)}"
         ]
     else:
         about_laws = sum(bool(record.law) for record in records)
-        asked = _counted(len(records) - about_laws, "case")
-        asked += f" and {_counted(about_laws, 'question')} about laws" if about_laws else ""
+        asked = plural(len(records) - about_laws, "case")
+        asked += f" and {plural(about_laws, 'question')} about laws" if about_laws else ""
         lines = [f"{op}: {len(failed)} failed of {asked}: {name} on {_where(records)}{f' ({rest})' if rest else ''}"]
     if stopped:
         lines.append(stopped)
@@ -56,16 +57,12 @@ def message(
         lines.append("")
     lines += [f"not answered: {reason} ({count})" for reason, count in reasons.most_common(_MOST_REASONS)]
     if len(reasons) > _MOST_REASONS:
-        lines.append(f"not answered for {len(reasons) - _MOST_REASONS} other reasons")
+        lines.append(f"not answered for {plural(len(reasons) - _MOST_REASONS, 'other reason')}")
     return "\n".join(lines)
 
 
 _POINTS = ("score", "query", "key", "probability", "accumulate", "partial", "averaged", "output")
 _WORDS = {"pass": "passed", "unsupported": "not answered"}
-
-
-def _counted(number: int, noun: str) -> str:
-    return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
 def _where(records: Sequence[Record]) -> str:

@@ -18,11 +18,11 @@ def judge(house: Path = _HOUSE) -> str:
         for path in sorted((house / part).rglob("*.py")) if not part.endswith(".py") else [house / part]:
             content = path.read_bytes() if path.is_file() else b""
             found.update(f"{path.relative_to(house).as_posix()} {len(content)}\n".encode() + content)
-    return f"{_version(house)} {found.hexdigest()}"
+    return f"{version(house)} {found.hexdigest()}"
 
 
-def _version(house: Path) -> str:
-    """What the checkout says, for another one may be installed; else what is installed."""
+def version(house: Path = _HOUSE) -> str:
+    """The version of mla-oracle that the checkout says, for another one may be installed; else what is installed."""
     project = house / "pyproject.toml"
     if project.is_file():
         known = tomllib.loads(project.read_text(encoding="utf-8")).get("project", {})

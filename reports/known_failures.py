@@ -18,7 +18,7 @@ from typing import Any, Literal
 import msgspec
 
 import cases as rooms
-from cases.case import CaseError, parse_pattern
+from cases.case import Case, CaseError, case_type, parse_pattern, read_axis
 from reports.execute import HARNESS
 from reports.plan import AGAINST
 from reports.policy import line_of, read_toml
@@ -206,11 +206,51 @@ def _entry(path: Path, text: str, number: int, line: int, table: dict[str, Any],
     own, colon, _ = known.case.partition(":")
     if colon and own not in rooms.OPS:
         raise refuse("case", f"case: unknown op {own!r}; the ops are {', '.join(rooms.OPS)}")
+    fitting = [op for op in rooms.OPS if _pattern(known.op).match(op) and (not colon or op == own)]
+    impossible = _impossible(wanted, fitting)
+    if impossible:
+        raise refuse("case", f"case: {impossible}")
     # A seed alone sets no case apart: every case has one.
     narrows = colon or any(axis != "seed" for axis, _ in wanted)
-    if not narrows and all(_pattern(known.op).match(op) for op in rooms.OPS):
+    if not narrows and len(fitting) == len(rooms.OPS):
         raise refuse("op", "excuses everything of its implementation; it should name an op or a case")
+    families = dict.fromkeys(op.partition(".")[0] for op in fitting)
+    if not narrows and len(families) > 1:
+        raise refuse(
+            "op",
+            f"op: {known.op!r} fits ops of {', '.join(families)}; it should fit those of one family, or name a case",
+        )
+    if not narrows and len(fitting) > 1 and not set(AGAINST) - set(known.statuses):
+        raise refuse(
+            "status",
+            f"status: excuses every status of {len(fitting)} ops; it should name an op, a case or the statuses that were seen",
+        )
     return Entry(known, path, line, wanted)
+
+
+def _impossible(wanted: Iterable[tuple[str, tuple[str, ...]]], ops: Sequence[str]) -> str:
+    """The sentence about a word that no case of the ops can have on an axis of theirs; empty where there is none.
+
+    An axis that none of them has may be one of an old record.
+    """
+    for axis, words in wanted:
+        having = [kind for kind in map(case_type, ops) if axis in kind.axes()]
+        for word in words if having else ():
+            refusals = [_refusal(kind, axis, word) for kind in having]
+            if all(refusals):
+                return (
+                    refusals[0] if len(having) == 1 else f"none of {len(having)} ops has {axis}={word}: {refusals[0]}"
+                )
+    return ""
+
+
+def _refusal(kind: type[Case], axis: str, word: str) -> str:
+    """Why a word is none of an op's axis; empty where it is one."""
+    try:
+        read_axis(kind, axis, word)
+    except CaseError as error:
+        return str(error)
+    return ""
 
 
 def _right(key: str) -> str:

@@ -8,6 +8,8 @@ from typing import Any, Literal, get_args
 
 import msgspec
 
+from oracle.check import OFF_THE_SCALE
+
 # What a rule does once it applies: the gate closes, or the finding is only said.
 Action = Literal["close", "report"]
 # The statuses that can count against a run.
@@ -49,10 +51,16 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
     @property
     def switched_off(self) -> tuple[str, ...]:
-        """What closes the gate by default and does not here, `status hang` for a status."""
+        """What closes the gate by default and does not here, or never can, `status hang` for a status."""
         lenient = (f"status {status}" for status in Policy().statuses if status not in self.statuses)
         silent = (key for key in KEYS if getattr(self, key) == "report" != getattr(Policy(), key))
-        return (*lenient, *silent)
+        # No growth has a larger ratio than this.
+        growth = self.error_growth
+        return (
+            *lenient,
+            *silent,
+            *(["error_growth"] if not isinstance(growth, str) and growth >= OFF_THE_SCALE else []),
+        )
 
 
 KEYS = tuple(field.name for field in msgspec.structs.fields(Policy))
@@ -87,7 +95,8 @@ coverage_lost = "close"
 unsupported_where_supported = "close"
 
 # Budget use moved, median or tail, per op and implementation. "close": any growth that the test of `mla-oracle diff`
-# finds. A number, such as 1.5: a growth that the test finds closes only beyond this ratio, and is reported below it.
+# finds. A number, such as 1.5: a growth that the test finds closes only beyond this ratio, and is reported below it. A ratio of
+# 1e9 or more, which no growth can have, is this check switched off.
 error_growth = "close"
 
 # Another torch, triton, architecture, device, driver, vLLM, AITER or mla-oracle than in the baseline. It is a note in every

@@ -1,5 +1,6 @@
 """`mla-oracle aot`: what do the Triton kernels take of a GPU that is not here, and do they fit?"""
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
@@ -33,10 +34,13 @@ from reports.commands.shared import (
 from reports.html.aot import heaviest, write_aot
 from reports.html.page import is_report
 from reports.outputs.escaping import printable
-from reports.outputs.files import write
+from reports.outputs.files import OutputError, outside_runs, write
 from reports.words import plural
 
 _LISTED = 40
+# How an aot.json begins.
+_BEGINNING = re.compile(rb'\{\n "format": \d+,\n "triton": "')
+_LOOKED_AT = 256
 
 
 @application.command()
@@ -51,7 +55,9 @@ def aot(
     baseline: Annotated[
         Path | None, typer.Option("--baseline", help="The aot.json of an earlier --out, to take no more than.")
     ] = None,
-    out: Annotated[Path | None, typer.Option("--out", help="Write aot.json and aot.html into this directory.")] = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", help="Write aot.json and aot.html into this directory, which may be a run.")
+    ] = None,
     workers: WorkersOption = 0,
 ) -> int:
     """Compile every Triton kernel for AMD GPUs that need not be here: registers, spills, memory, matrix instructions.
@@ -107,9 +113,24 @@ def _check_place(out: Path | None) -> None:
         return
     if out.exists() and not out.is_dir():
         raise Misuse(f"--out {out}: is a file, should be a directory")
-    page = out / "aot.html"
+    rows, page = out / "aot.json", out / "aot.html"
+    for path in (rows, page):
+        try:
+            outside_runs("--out", path)
+        except OutputError as error:
+            raise Misuse(str(error)) from error
     if page.exists() and not is_report(page):
         raise Misuse(f"--out {out}: holds an aot.html that is no report; it should be another directory")
+    if rows.exists() and not _is_ours(rows):
+        raise Misuse(f"--out {out}: holds an aot.json that is not of this command; it should be another directory")
+
+
+def _is_ours(path: Path) -> bool:
+    """Whether this command wrote the file, in this format or another."""
+    if not path.is_file():
+        return False
+    with path.open("rb") as file:
+        return _BEGINNING.match(file.read(_LOOKED_AT)) is not None
 
 
 def _compiled(request: Request, console: Console) -> Report:

@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from impl.executions.aot.report import Report, ReportError
 from reports.commands.shared import Misuse, application, console_of
 from reports.outputs.files import OutputError, outside_runs
 from reports.store import read_settings
@@ -19,6 +20,12 @@ def report(
     proofs: Annotated[
         Path | None, typer.Option("--proofs", help="What `prove --out` wrote, for the kill matrix.")
     ] = None,
+    compiled: Annotated[
+        Path | None,
+        typer.Option(
+            "--compiled", help="The aot.json that `aot --out` wrote; RUN/aot.json without it, where there is one."
+        ),
+    ] = None,
     out: Annotated[
         Path | None,
         typer.Option(
@@ -28,21 +35,24 @@ def report(
 ) -> None:
     """One HTML page about a run, about what changed since another, or about many."""
     if history is not None:
-        if run is not None or against is not None or proofs is not None:
-            raise Misuse("--history: is a page of its own, so it takes no RUN, no --against and no --proofs")
+        if any(each is not None for each in (run, against, proofs, compiled)):
+            raise Misuse(
+                "--history: is a page of its own, so it takes no RUN, no --against, no --proofs and no --compiled"
+            )
         page = _history(history, out)
     elif run is None:
         raise Misuse("report: should name a run directory, or --history and a directory of runs")
     elif against is not None:
-        if proofs is not None:
-            raise Misuse("--proofs: belongs on the page of a run, so it goes without --against")
+        for option, given in (("--proofs", proofs), ("--compiled", compiled)):
+            if given is not None:
+                raise Misuse(f"{option}: belongs on the page of a run, so it goes without --against")
         page = _difference(against, run, out)
     else:
-        page = _run(run, proofs, out)
+        page = _run(run, proofs, compiled, out)
     console_of().print(str(page))
 
 
-def _run(run: Path, proofs: Path | None, out: Path | None) -> Path:
+def _run(run: Path, proofs: Path | None, compiled: Path | None, out: Path | None) -> Path:
     read_settings(run)
     page = _place(out, run / "report.html")
     html = importlib.import_module("reports.html")
@@ -51,8 +61,21 @@ def _run(run: Path, proofs: Path | None, out: Path | None) -> Path:
         found = proven.read_proofs(proofs) if proofs is not None else ()
     except proven.ProofsError as error:
         raise Misuse(f"--proofs {error}") from error
-    written: Path = html.report_run(run, page, found)
+    written: Path = html.report_run(run, page, found, _compiled(run, compiled))
     return written
+
+
+def _compiled(run: Path, stated: Path | None) -> Report | None:
+    """What was compiled, from the file that the user states, or from the run, where `aot --out` put it."""
+    reading = importlib.import_module("reports.html.compiled")
+    path = stated if stated is not None else run / reading.NAME
+    if stated is None and not path.exists():
+        return None
+    try:
+        found: Report = reading.read_compiled(path)
+    except ReportError as error:
+        raise Misuse(f"--compiled {error}" if stated is not None else str(error)) from error
+    return found
 
 
 def _difference(before: Path, after: Path, out: Path | None) -> Path:

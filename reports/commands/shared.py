@@ -15,6 +15,7 @@ from impl.sources.settings import use_aiter, use_vllm
 from impl.sources.source_tree import SourceError
 from oracle.check import Status
 from reports.environment import default_execution, unavailable
+from reports.judge import version
 from reports.replaying import Trees
 
 W = TypeVar("W", bound=str)
@@ -26,15 +27,33 @@ STATUSES: tuple[Status, ...] = get_args(Status)
 
 application = typer.Typer(
     no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode=None, add_completion=False,
-    help="Is this kernel right, everywhere it claims to be, and what changed since yesterday?",
 )  # fmt: skip
+
+
+def _version(is_asked: bool) -> None:
+    if is_asked:
+        typer.echo(f"mla-oracle {version()}")
+        raise typer.Exit
+
+
+@application.callback()
+def options(
+    is_version: Annotated[
+        bool,
+        typer.Option(
+            "--version", callback=_version, is_eager=True, help="Say which version this is, and nothing else."
+        ),
+    ] = False,
+) -> None:
+    """Is this kernel right, everywhere it claims to be, and what changed since yesterday?"""
+
 
 OpOption = Annotated[list[str] | None, typer.Option("--op", help="An op or a family; may be repeated.")]
 ImplOption = Annotated[
     list[str] | None, typer.Option("--impl", help="An implementation, or vllm-* for several; may be repeated.")
 ]
 OnOption = Annotated[
-    list[str] | None, typer.Option("--on", help="Where they run: interpreter, cuda, hip; may be repeated.")
+    list[str] | None, typer.Option("--on", help=f"Where they run: {', '.join(EXECUTIONS)}; may be repeated.")
 ]
 LevelOption = Annotated[str, typer.Option("--cases", help="How much is asked: smoke, default or nightly.")]
 CaseOption = Annotated[

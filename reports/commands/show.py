@@ -24,7 +24,7 @@ from reports.commands.shared import (
 from reports.commands.terminal import asked_again, first_sentence, show_record, table_of
 from reports.replaying import Trees
 from reports.store import read_run
-from reports.words import plural
+from reports.words import has, plural
 
 
 @application.command()
@@ -57,8 +57,7 @@ def show(
         return
     if not run.records and run.open_tasks:
         raise Misuse(
-            f"{run.path}: none of its {len(run.plan)} cases has a record; answer them with "
-            f"mla-oracle sweep --resume {shlex.quote(str(run.path))}"
+            f"{run.path}: {_none_of(len(run.plan))} with mla-oracle sweep --resume {shlex.quote(str(run.path))}"
         )
     if not records:
         raise Misuse(
@@ -76,9 +75,8 @@ def show(
         if run.state == "being written":
             console.print(escape(run.progress))
         elif run.open_tasks:
-            console.print(
-                f"{len(run.open_tasks)} of {len(run.plan)} cases have no record: mla-oracle sweep --resume {run.path}"
-            )
+            lost = f"{len(run.open_tasks)} of {plural(len(run.plan), 'case')} {has(len(run.open_tasks))} no record"
+            console.print(f"{lost}: mla-oracle sweep --resume {run.path}")
         elif run.retries:
             console.print(
                 f"{plural(len(run.retries), 'case')} still to ask once more: mla-oracle sweep --resume {run.path}"
@@ -86,6 +84,12 @@ def show(
         return
     for record in records:
         show_record(record, console, Trees.of(run.settings), run.path)
+
+
+def _none_of(cases: int) -> str:
+    if cases == 1:
+        return "its one case has no record; answer it"
+    return f"none of its {cases:,} cases has a record; answer them"
 
 
 def newest_run() -> Path:

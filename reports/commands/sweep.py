@@ -42,7 +42,7 @@ from reports.replaying import Trees, replay_line
 from reports.shards import Shard, part_of, shard_of, whole_of
 from reports.store import Run, Settings, check_vacant, create_run, read_run, read_settings
 from reports.sweep import exit_code, sweep
-from reports.words import plural
+from reports.words import has, plural
 
 _LISTED_GROUPS = 20
 _DEADLINE = 300.0
@@ -190,14 +190,17 @@ def _summarise(run: Run, console: Console) -> None:
             unanswered.setdefault((record.impl, record.on), Counter()).update(record.reasons[:1])
     for (impl, on), reasons in unanswered.items():
         reason, times = reasons.most_common(1)[0]
-        more = f", and {len(reasons) - 1} other reasons" if len(reasons) > 1 else ""
-        console.print(escape(f"{impl} on {on} did not answer {sum(reasons.values())} times: {reason} ({times}){more}"))
+        more = f", and {plural(len(reasons) - 1, 'other reason')}" if len(reasons) > 1 else ""
+        asked = plural(sum(reasons.values()), "time")
+        console.print(escape(f"{impl} on {on} did not answer {asked}: {reason} ({times}){more}"))
     if records and all(record.status == "unsupported" for record in records):
         console.print("nothing was judged, so this is no pass; --allow-unjudged accepts it", style="bold")
     for sentence in (*asked_again(records), *run.notes):
         console.print(escape(sentence))
-    if run.open_tasks:
+    lost = len(run.open_tasks)
+    if lost:
         console.print(
-            f"{len(run.open_tasks)} cases have no record: the sessions ended without them, see {run.path / 'logs'}",
+            f"{plural(lost, 'case')} {has(lost)} no record: the sessions ended without {'it' if lost == 1 else 'them'}, "
+            f"see {run.path / 'logs'}",
             style="bold",
         )

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from cases.precision import Precision
 from reports.html import answers, axes, distribution, overview, times
 from reports.html.block import block_of
+from reports.html.compiled import compiled_of
 from reports.html.failures import Group, groups_of, retried
 from reports.html.overview import answer
 from reports.html.page import is_report, rendered, source, write_page
@@ -20,6 +21,7 @@ from reports.words import plural
 
 if TYPE_CHECKING:
     from cases.covering import Ledger
+    from impl.executions.aot.report import Report
     from reports.prove import Proof
     from reports.store import Settings, State
 
@@ -42,6 +44,7 @@ def write_report(
     state: "State" = "complete",
     facts: Sequence[str] = (),
     proofs: Sequence["Proof"] = (),
+    compiled: "Report | None" = None,
     run: Path | None = None,
 ) -> Path:
     """One self-contained HTML file about `records`, at `out`; returns `out`.
@@ -49,12 +52,13 @@ def write_report(
     The file is written beside its place and renamed, so that a reader sees the old report or the new one. It names no
     other file but the capsules of the run that it lies in, and no address. coverage: the t-way coverage of the cases.
     notes: sentences under the verdict. missing: how many planned cases have no record. state: whether more are to come.
-    facts: sentences on how the run was made. proofs: what `mla-oracle prove` found. run: the directory of the records.
+    facts: sentences on how the run was made. proofs: what `mla-oracle prove` found. compiled: what `mla-oracle aot`
+    found. run: the directory of the records.
     """
     place = None if run is None else Place(run, out.resolve().parent == run.resolve())
     text = render(
         records, title=title, coverage=coverage, notes=notes, missing=missing, trees=trees, state=state, proofs=proofs,
-        facts=facts, place=place,
+        compiled=compiled, facts=facts, place=place,
     )  # fmt: skip
     return write_page(text, out)
 
@@ -70,6 +74,7 @@ def render(
     state: "State" = "complete",
     facts: Sequence[str] = (),
     proofs: Sequence["Proof"] = (),
+    compiled: "Report | None" = None,
     place: Place | None = None,
 ) -> str:
     """The report as one string of HTML."""
@@ -85,6 +90,7 @@ def render(
         facts=facts,
         coverage=coverage,
         proofs=kill_matrix(proofs),
+        compiled=compiled_of(compiled, records),
         tight=TIGHT,
         script=source("report.js"),
     )
@@ -154,7 +160,9 @@ def _facts(settings: "Settings") -> list[str]:
     return found
 
 
-def report_run(run: Path, out: Path | None = None, proofs: Sequence["Proof"] = ()) -> Path:
+def report_run(
+    run: Path, out: Path | None = None, proofs: Sequence["Proof"] = (), compiled: "Report | None" = None
+) -> Path:
     """The report of a run directory, at `out` or as `report.html` inside the run; returns its path.
 
     Raises `reports.store.StoreError` for a directory that cannot be read.
@@ -174,5 +182,6 @@ def report_run(run: Path, out: Path | None = None, proofs: Sequence["Proof"] = (
         state=found.state,
         facts=_facts(found.settings),
         proofs=proofs,
+        compiled=compiled,
         run=run,
     )

@@ -31,7 +31,7 @@ def render_aot(report: Report, compared: Comparison | None) -> str:
         heaviest=heaviest(report.rows),
         own_spills=[row for row in report.rows if row.is_own and row.resources is not None and row.resources.spills],
         kernels=sorted(kernels.items()),
-        reasons=_reasons(report),
+        reasons=reasons_of(report),
     )
 
 
@@ -61,6 +61,11 @@ def heaviest(rows: Sequence[Row]) -> list[tuple[Row, int]]:
     return sorted(worst, key=lambda line: (not line[0].failure, line[0].module, line[0].kernel, line[0].arch))
 
 
+def heaviest_first(rows: Sequence[Row]) -> list[Row]:
+    """The rows by what they take; failures before all others."""
+    return sorted(rows, key=_weight, reverse=True)
+
+
 def _weight(row: Row) -> tuple[bool, int, int, float, int]:
     taken = row.resources
     if taken is None:
@@ -85,7 +90,8 @@ def _calls(row: Row) -> list[str]:
     return [f"{who}: {calls[0]}{more[who]}" for who, calls in found.items()]
 
 
-def _reasons(report: Report) -> list[tuple[str, str, str, int]]:
+def reasons_of(report: Report) -> list[tuple[str, str, str, int]]:
+    """Why implementations were not compiled in calls: op, implementation, reasons, and in how many calls."""
     found: dict[tuple[str, str, str], int] = {}
     for each in report.unasked:
         key = each.op, each.impl, "; ".join(each.reasons)

@@ -3,11 +3,15 @@
 import dataclasses
 import importlib.metadata
 import importlib.util
+import json
 import os
 import resource
 import runpy
+import signal
 import subprocess
 import sys
+import tomllib
+from itertools import pairwise
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -19,6 +23,7 @@ from oracle.check import Check
 from reports import command
 from reports.commands import doctor, show
 from reports.commands import sweep as sweep_command
+from reports.commands.replay import answer_alone
 from reports.commands.shared import console_of
 from reports.record import LOST, Attempt, Environment, Record, Seconds
 from reports.store import RecordFile, Settings, Task, create_run, held, read_run
@@ -226,6 +231,81 @@ def test_a_session_brings_the_triton_that_the_host_lacks_and_never_another_torch
         assert (tmp_path / "host.txt").read_text() == "torch==2.12.0+cpu\nnumpy==2.4\n"
 
 
+class Session:
+    """Stands for nox's: keeps what a session runs, lets a sweep leave a run, and fails where it is told to."""
+
+    def __init__(self, *posargs: str, fails: tuple[str, ...] = (), settings: dict[str, Any] | None = None) -> None:
+        self.posargs, self.fails = list(posargs), fails
+        self.settings = {"ops": [], "impls": [], "vllm": "", "aiter": "", **(settings or {})}
+        self.ran: list[tuple[str, ...]] = []
+        self.installed: list[str] = []
+
+    def run(self, *words: str, **how: Any) -> None:
+        self.ran.append(words)
+        if words[:2] == ("mla-oracle", "sweep"):
+            out = next(Path(after) for word, after in pairwise(words) if word in ("--out", "--resume"))
+            out.mkdir(parents=True, exist_ok=True)
+            (out / "run.json").write_text(json.dumps(self.settings))
+        if set(words[:2]) & set(self.fails) and 1 not in how.get("success_codes", [0]):
+            raise RuntimeError(words[1])
+
+    def asked(self, name: str) -> list[str]:
+        """The arguments of the one call of a subcommand of mla-oracle."""
+        (words,) = (words for words in self.ran if words[:2] == ("mla-oracle", name))
+        return list(words[2:])
+
+
+@pytest.fixture
+def sessions(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> dict[str, Any]:
+    """The project's nox sessions, which install nothing."""
+    monkeypatch.chdir(tmp_path)
+    stub = SimpleNamespace(options=SimpleNamespace(), session=lambda function: function, Session=object)
+    monkeypatch.setitem(sys.modules, "nox", stub)
+    house = runpy.run_path(str(Path(command.__file__).parent.parent / "noxfile.py"))
+    monkeypatch.setitem(
+        house["install"].__globals__, "install", lambda session, *extras: session.installed.extend(extras)
+    )
+    return house
+
+
+MACHINES = ["--on", "isa:gfx942", "--on", "isa:gfx950"]
+
+
+def test_the_machine_code_session_tests_and_sweeps_or_sweeps_alone(sessions: dict[str, Any]) -> None:
+    session = Session("--out", "run")
+    sessions["isa"](session)
+    assert [words[0] for words in session.ran] == ["pytest", "mla-oracle", "mla-oracle"]
+    assert session.installed == ["tests", "isa"]
+    assert session.asked("sweep") == ["--out", "run", *MACHINES, "--impl", "ours-triton", "--cases", "smoke"]
+    assert session.asked("report") == ["run"]
+    session = Session("--without-tests", "--op", "dcp.combine", "--on=isa:gfx950", "--out", "run")
+    sessions["isa"](session)
+    assert [words[0] for words in session.ran] == ["mla-oracle", "mla-oracle"] and session.installed == ["isa"]
+    asked = ["--op", "dcp.combine", "--on=isa:gfx950", "--out", "run", "--impl", "ours-triton", "--cases", "smoke"]
+    assert session.asked("sweep") == asked
+    session = Session("--resume", "run", "--without-tests")
+    sessions["isa"](session)
+    assert session.asked("sweep") == ["--resume", "run"]
+
+
+def test_a_session_compiles_what_the_run_was_asked_for_and_reports_in_any_case(sessions: dict[str, Any]) -> None:
+    settings = {"ops": ["dcp", "formats.cast"], "impls": ["ours-*"], "vllm": "/a/tree"}
+    session = Session("--compiled", "--out", "run", settings=settings)
+    sessions["sweep"](session)
+    assert session.asked("sweep") == ["--out", "run", "--laws"]
+    asked = ["--op", "dcp", "--op", "formats.cast", "--impl", "ours-*", "--vllm", "/a/tree", "--out", "run"]
+    assert session.asked("aot") == asked
+    assert [words[1] for words in session.ran] == ["sweep", "aot", "report"]
+    for fails in (("sweep",), ("aot",), ("sweep", "aot")):
+        session = Session("--compiled", "--out", "run", fails=fails)
+        with pytest.raises(RuntimeError, match=r"sweep|aot"):
+            sessions["sweep"](session)
+        assert [words[1] for words in session.ran] == ["sweep", "aot", "report"]
+    session = Session("--out", "run")
+    sessions["sweep"](session)
+    assert [words[1] for words in session.ran] == ["sweep", "report"]
+
+
 def test_what_escapes_is_the_harness_fault_and_one_sentence(
     kept: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -259,7 +339,47 @@ def test_a_run_is_shown_as_a_table_and_line_by_line(kept: Path, capsys: pytest.C
     said = capsys.readouterr().out
     assert f"fail        standin-wrong interpreter {FOUR}" in said
     assert "out[3]=9, but should be 8: it is exact" in said
-    assert "1 of 3 cases have no record" in said
+    assert "1 of 3 cases has no record: mla-oracle sweep --resume" in said
+
+
+def test_one_is_counted_as_one(kept: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = read_run(kept)
+    sweep_command._summarise(run, console_of())
+    said = capsys.readouterr().out
+    assert "standin-declines on interpreter did not answer 1 time: no fours (1)\n" in said
+    assert "1 case has no record: the sessions ended without it, see " in said
+    (declined,) = (record for record in run.records.values() if record.status == "unsupported")
+    others = [
+        msgspec.structs.replace(declined, case=FOUR.replace("4", f"{number}"), reasons=(f"no {number}",))
+        for number in (5, 6)
+    ]
+    for count, words in (
+        (1, "2 times: no fours (1), and 1 other reason"),
+        (2, "3 times: no fours (1), and 2 other reasons"),
+    ):
+        records = run.records | {record.key: record for record in others[:count]}
+        sweep_command._summarise(dataclasses.replace(run, records=records), console_of())
+        assert f"did not answer {words}\n" in capsys.readouterr().out
+    create_run(tmp_path / "new", Settings(), [Task(case=FOUR, impl="standin-right", on="interpreter", item="i")])
+    assert command.main(["show", "new"]) == 2
+    assert "new: its one case has no record; answer it with mla-oracle sweep --resume new" in capsys.readouterr().err
+
+
+def test_the_version_is_told_alone(capsys: pytest.CaptureFixture[str]) -> None:
+    project = tomllib.loads((Path(command.__file__).parent.parent / "pyproject.toml").read_text())["project"]
+    assert command.main(["--version"]) == 0
+    assert capsys.readouterr().out == f"mla-oracle {project['version']}\n"
+    assert command.main(["--help"]) == 0
+    said = capsys.readouterr().out
+    assert "Is this kernel right, everywhere it claims to be" in said and "--version" in said
+    assert command.main(["--version", "sweep", "--out", "run"]) == 0
+    assert not Path("run").exists()
+
+
+def test_a_process_that_dies_before_it_answers_is_told_by_its_exit_code() -> None:
+    assert answer_alone(max, 3, 7) == 7
+    assert answer_alone(signal.raise_signal, signal.SIGKILL) == -signal.SIGKILL
+    assert answer_alone(os._exit, 5) == 5
 
 
 def test_a_run_that_is_being_written_is_shown_as_far_as_it_is(

@@ -232,6 +232,52 @@ def test_a_check_that_is_dropped_or_loosened_is_lost_coverage(
     assert not back.worse
 
 
+LSE = msgspec.structs.replace(beyond(), output="lse")
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        # What failed is no longer judged.
+        ((within(), LSE), (within(),), "lse (bounded)"),
+        # What failed is right, and another check was dropped on the way.
+        ((beyond(), msgspec.structs.replace(within(), output="lse")), (within(),), "lse (bounded)"),
+        # Exact elements were wrong, and now they need not be exact.
+        ((Check(output="n", measure="exact", use=1e9, where=(3,), wrong=1, count=4),),
+         (Check(output="n", measure="bounded", use=0.5, count=4),), "n (exact)"),
+        # A plan of two rules that keeps the one that is left.
+        ((Check(output="size of group", measure="plan", use=1e9, where=(0,)), Check(output="tiles", measure="plan", use=0)),
+         (Check(output="tiles", measure="plan", use=0),), "size of group (plan)"),
+    ],
+)  # fmt: skip
+def test_a_failure_that_passes_with_less_judged_is_not_fixed(
+    old: tuple[Check, ...], new: tuple[Check, ...], said: str
+) -> None:
+    found = compare(*sides([({"status": "fail", "checks": old}, {"checks": new})]))
+    (change,) = found.changes
+    assert (change.kind, change.was, change.now, found.worse) == ("lost_coverage", "fail", "pass", True)
+    assert f"was fail, now pass with less judged, no longer checked: {said}; " in change.sentence
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        # An answer of another form is told as one that is not exact, and ends the judging.
+        ((Check(output="out", measure="exact", use=1e9, wrong=1, count=1, got="nothing"),), (within(), LSE)),
+        # A rule of a plan is named by what broke it.
+        ((Check(output="size of group", measure="plan", use=1e9, where=(0,)), Check(output="tiles", measure="plan", use=0)),
+         (Check(output="groups", measure="plan", use=0), Check(output="tiles", measure="plan", use=0))),
+    ],
+)  # fmt: skip
+def test_a_failure_whose_checks_are_named_otherwise_once_they_hold_is_fixed(
+    old: tuple[Check, ...], new: tuple[Check, ...]
+) -> None:
+    found = compare(
+        *sides([({"status": "fail", "checks": old}, {"checks": tuple(within() if c is LSE else c for c in new)})])
+    )
+    assert [change.kind for change in found.changes] == ["fixed"]
+
+
 def test_what_a_shard_was_not_asked_is_not_comparable(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     after = run_of([record(0), record(1), record(2, "fail")], "b")
     found = compare(run_of([record(0)], "a", shard="1/5"), after)

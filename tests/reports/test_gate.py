@@ -11,6 +11,7 @@ import msgspec
 import pytest
 
 import reports.gate
+from oracle.check import OFF_THE_SCALE
 from reports.commands import run as command
 from reports.diff import Diff, Growth, Move
 from reports.gate import Finding, GateResult, judge
@@ -563,6 +564,11 @@ def test_checks_that_are_switched_off_are_said_with_the_outcome() -> None:
     assert (
         "switched off" not in judge(run_of(record(1)), Policy(error_growth=1.5, retried="close"), today=TODAY).sentence
     )
+    # No ratio is larger than what stands for infinity.
+    for large, off in ((OFF_THE_SCALE / 2, ()), (OFF_THE_SCALE, ("error_growth",)), (1e300, ("error_growth",))):
+        assert Policy(error_growth=large).switched_off == off
+    said = judge(run_of(record(1)), Policy(error_growth=1e300), today=TODAY).sentence
+    assert said == "the gate is open: 1 passed; 1 check is switched off by the policy: error_growth"
 
 
 @pytest.mark.parametrize("more", [0, 1, 2])

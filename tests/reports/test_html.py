@@ -17,6 +17,8 @@ import pytest
 
 from cases.covering import Ledger
 from cases.precision import Precision
+from impl.executions.aot.report import Asked, Report, Row, Unasked
+from impl.executions.aot.resources import Resources
 from oracle.check import OFF_THE_SCALE, Check
 from reports import figures
 from reports.html import answer, judged_use, replay_line, report_run, write_report
@@ -581,6 +583,116 @@ def test_the_kill_matrix_names_survivors_alarms_and_what_caught_a_mutant_first(t
     assert "main-fnuz as if the cache were FNUZ 6 of 6 0 the usual case out[0]=1, but should be 2" in words
     assert "survives, missed on heads=8" in words and "survives: no case of the sweep shows it" in words
     assert "two-pass: out[1]=3, but should be 4 heads=64" in words
+
+
+def row(key: str, **changes: Any) -> Row:
+    """A kernel in one configuration; `taken` changes what it takes."""
+    taken = {
+        "vgpr": 128, "agpr": 32, "sgpr": 48, "vgpr_spills": 0, "sgpr_spills": 0, "scratch": 0, "lds": 1024,
+        "lds_limit": 65536, "waves": 4.0, "limit": "vgpr", "matrix": {"v_mfma_f32_16x16x16_bf16": 12}, "code": 4096,
+        "instructions": 900, **changes.pop("taken", {}),
+    }  # fmt: skip
+    fields: dict[str, Any] = {
+        "kernel": "_attend", "module": "impl.sparse_mla.decode_triton", "arch": "gfx942", "key": key, "seconds": 2.0,
+        "constants": {"HEADS": "16", "BLOCK": key}, "options": {"num_warps": "4"}, "arguments": "heads:i32/16",
+        "asked": (Asked(op=OP, impl="ours-triton", call=case_id(), position=0, inputs="meta"),),
+        "resources": Resources(**taken),
+    }  # fmt: skip
+    return Row(**{**fields, **changes})
+
+
+def compiled(*rows: Row, **changes: Any) -> Report:
+    return Report(triton="3.8.0", torch="2.13", arches=("gfx942", "gfx950"), rows=rows, **changes)
+
+
+def test_a_run_says_what_its_kernels_take_of_gpus_that_are_not_here(tmp_path: Path) -> None:
+    found = compiled(
+        row("32"),
+        row("64", taken={"vgpr_spills": 7, "sgpr_spills": 2, "scratch": 5000}),
+        row("16", arch="gfx950", taken={"lds_limit": 163840, "matrix": {}}),
+    )
+    words, _ = read(written(tmp_path, [record()], compiled=found))
+    assert (
+        "Compiled ahead of time for gfx942 and gfx950 by Triton 3.8.0, in the configurations in which a server launches the "
+        "kernels. No GPU was needed and nothing was run: what stands here is what the machine code takes, not whether it is "
+        "right, nor how fast. They fit. 3 compilations of 1 kernel, none of which failed."
+    ) in words
+    # Of each architecture the heaviest, then all of them below, and of each what differs.
+    heaviest = (
+        "_attend on gfx942 impl.sparse_mla.decode_triton, 2 configurations 128 32 48 7 + 2 5,000 1,024 of 65,536 4 vgpr 12 "
+        "v_mfma_f32_16x16x16_bf16 4,096 900 2.0 s _attend on gfx950 impl.sparse_mla.decode_triton, 1 configuration 128 32 48 "
+        "0 0 1,024 of 163,840 4 vgpr 4,096 900 2.0 s"
+    )
+    every = (
+        "_attend impl.sparse_mla.decode_triton, 3 configurations Launched by sparse_mla.decode ours-triton. HEADS=16 "
+        "num_warps=4 Configuration VGPR AGPR SGPR Spills Scratch LDS Waves Matrix instructions Code Instructions "
+        "Compiled in gfx942 BLOCK=64 128 32 48 7 + 2"
+    )
+    assert heaviest in words and every in words and words.index(heaviest) < words.index(every)
+    assert words.index("gfx942 BLOCK=64") < words.index("gfx942 BLOCK=32")
+    assert "were made with Triton" not in words and "What failed" not in words
+    assert "Compiled for AMD GPUs" not in read(written(tmp_path, [record()]))[0]
+
+
+def test_what_does_not_compile_stands_first_and_in_the_verdict(tmp_path: Path) -> None:
+    gone = row("x", kernel="_zero", failure="crash", sentence="the compiler died with SIGSEGV", resources=None)
+    large = row("y", arch="gfx950", failure="lds", sentence="it needs 200000 bytes", taken={"lds": 200000})
+    broken = Unasked(op=OP, impl="vllm-triton", arch="gfx942", call="c", reasons=("it raised KeyError",), broke=True)
+    words, reader = read(written(tmp_path, [record()], compiled=compiled(row("1"), gone, large, unasked=(broken,))))
+    said = "Of 3 compilations of 2 kernels, 2 compilations failed, 1 wrapper broke."
+    assert f"Compiled ahead of time for AMD GPUs: {said}" in words and f"They do not fit. {said}" in words
+    assert f"{OP} ours-triton _zero on gfx942 crash the compiler died with SIGSEGV HEADS=16" in words
+    assert f"{OP} vllm-triton on gfx942 wrapper it raised KeyError c" in words
+    names = [words.index(name) for name in ("_attend on gfx950 impl", "_zero on gfx942 impl", "_attend on gfx942 impl")]
+    assert names == sorted(names)
+    assert ("a", {"href": "#compiled"}) in reader.tags
+
+
+def test_configurations_that_differ_in_types_alone_are_told_apart(tmp_path: Path) -> None:
+    same = {"constants": {"HEADS": "16"}}
+    found = compiled(row("1", **same), row("2", arguments="heads:i32 more:*bf16", taken={"vgpr": 9}, **same))
+    words, _ = read(written(tmp_path, [record()], compiled=found))
+    assert "gfx942 heads:i32/16 128 32" in words and "gfx942 heads:i32 more:*bf16 9 32" in words
+
+
+def test_other_versions_of_triton_than_the_run_s_are_said(tmp_path: Path) -> None:
+    words, _ = read(written(tmp_path, [record()], compiled=msgspec.structs.replace(compiled(row("1")), triton="3.9.0")))
+    assert "The records of this run were made with Triton 3.8.0, which may emit other machine code." in words
+
+
+def test_compiled_kernels_are_shown_of_a_run_without_records_and_of_no_kernel(tmp_path: Path) -> None:
+    words, _ = read(written(tmp_path, [], compiled=compiled(row("1"))))
+    assert "Nothing was run." in words and "_attend on gfx942" in words
+    words, _ = read(written(tmp_path, [record()], compiled=compiled()))
+    assert "Nothing compiled. No implementation that was chosen launches a kernel here." in words
+
+
+def test_hostile_words_of_compiled_kernels_are_words(tmp_path: Path) -> None:
+    evil = "</section><script>alert(1)</script>"
+    bad = Unasked(op=evil, impl=evil, arch=evil, call=evil, reasons=(evil,))
+    rows = [
+        row(
+            evil, kernel=evil, module=evil, arch=evil, constants={evil: evil}, options={evil: evil}, arguments=f"{evil}:{evil}",
+            asked=(Asked(op=evil, impl=evil, call=evil, position=0, inputs="meta"),), notes=(evil,), sentence=evil,
+            failure=failure, taken={"limit": evil, "matrix": {evil: 1}},
+        )
+        for failure in ("", "lds")
+    ]  # fmt: skip
+    found = compiled(*rows, unasked=(bad, msgspec.structs.replace(bad, broke=True)), vllm=evil, aiter=evil)
+    page = written(tmp_path, [record()], compiled=msgspec.structs.replace(found, triton=evil, arches=(evil,)))
+    words, reader = read(page)
+    assert [tag for tag, _ in reader.tags].count("script") == 2 and "<script>alert" not in page
+    assert words.count(evil) > 20
+
+
+def test_what_all_kernels_take_leaves_the_page_small(tmp_path: Path) -> None:
+    without = written(tmp_path, [record()])
+    rows = [
+        row(str(number), kernel=f"_kernel_{number % 70}", arch=("gfx942", "gfx950")[number // 70 % 2])
+        for number in range(740)
+    ]
+    page = written(tmp_path, [record()], compiled=compiled(*rows))
+    assert len(page) - len(without) < 600_000
 
 
 def test_compile_time_stands_against_run_time(tmp_path: Path) -> None:

@@ -10,6 +10,8 @@ import pytest
 from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Browser, Page, expect, sync_playwright
 
+from impl.executions.aot.report import Asked, Report, Row, Unasked
+from impl.executions.aot.resources import Resources
 from oracle.check import OFF_THE_SCALE, Check
 from reports.diff import Change, Diff, Differing, Growth, Move, Slowdown
 from reports.history import History, Point, Step, Trend
@@ -110,10 +112,43 @@ def proofs() -> tuple[Proof, ...]:
     return (Proof(op="sparse_mla.decode", level="default", kills=kills, clean=9, alarms=(), looseness=(2.0,)),)
 
 
+def compiled() -> Report:
+    """Twelve configurations of three kernels with long names: one needs too much memory, one killed its compiler."""
+    made = []
+    for number in range(12):
+        taken = Resources(
+            vgpr=128 + number, agpr=64, sgpr=96, vgpr_spills=number % 5, sgpr_spills=3, scratch=4096 * (number % 5),
+            lds=16384 * number, lds_limit=163840, waves=2.5, limit="launch",
+            matrix={"v_mfma_f32_16x16x32_bf16": 1234, "v_mfma_f32_32x32x64_f8f6f4": number}, code=123456, instructions=12345,
+        )  # fmt: skip
+        asked = Asked(op="sparse_mla.decode", impl="vllm-triton", call=records()[0].case, position=0, inputs="values")
+        row = Row(
+            kernel=f"_a_kernel_of_a_rather_long_name_{number % 3}", module="vllm.a.module.of.a.rather_long_name",
+            arch=("gfx942", "gfx950")[number // 3 % 2], key=str(number),
+            constants={**{f"A_CONSTANT_{at}": "True" for at in range(12)}, "BLOCK": str(number)}, options={"num_warps": "4"},
+            arguments="query:*bf16/16/32 capacity:i32", asked=(asked,), notes=("inline assembly",), resources=taken,
+            failure="lds" if number == 11 else "", sentence="it needs more than there is" if number == 11 else "", seconds=1.0,
+        )  # fmt: skip
+        made.append(row)
+    made.append(
+        msgspec.structs.replace(
+            made[0], key="x", kernel="</h3><script>window.broken = true</script>", failure="crash", sentence="<b>died</b>",
+            resources=None,
+        )
+    )  # fmt: skip
+    why = "head_dim=512: the compiled library takes 128, 192 or 576 lanes a head, and none of its tables names another"
+    unasked = Unasked(op="dcp.decode", impl="vllm-triton", arch="gfx942", call=records()[0].case, reasons=(why,))
+    broken = msgspec.structs.replace(unasked, broke=True, reasons=("its wrapper raised RuntimeError: no",))
+    return Report(
+        triton="3.9.0", torch="2.13", vllm="/a/path/of/many/words/vllm", arches=("gfx942", "gfx950"), rows=tuple(made),
+        unasked=(unasked, broken),
+    )  # fmt: skip
+
+
 @pytest.fixture(scope="module")
 def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("report") / "report.html"
-    return write_report(records(), out, title="run 7", proofs=proofs(), missing=2, state="stopped")
+    return write_report(records(), out, title="run 7", proofs=proofs(), compiled=compiled(), missing=2, state="stopped")
 
 
 @pytest.fixture(scope="module")
@@ -121,7 +156,7 @@ def short_report(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Every part of the page with few lines in each."""
     out = tmp_path_factory.mktemp("short") / "report.html"
     few = [*records()[4:24], *unsupported()]
-    return write_report(few, out, title="run 7", proofs=proofs(), missing=2, state="stopped")
+    return write_report(few, out, title="run 7", proofs=proofs(), compiled=compiled(), missing=2, state="stopped")
 
 
 @pytest.fixture(scope="module")
@@ -313,6 +348,49 @@ def test_a_label_beside_a_cell_is_the_head_of_its_column(browser: Browser, short
     )
     assert others == []
     assert visit.page.locator(".labelled [data-label]").count() > 20
+    visit.page.close()
+
+
+HEADS = """[...document.querySelectorAll(".taken tbody tr")].filter((row) => row.cells.length === 12).flatMap((row) =>
+  [...row.cells].slice(1).map((cell) => [getComputedStyle(cell, "::before").content,
+    `"${row.closest("table").tHead.rows[0].cells[cell.cellIndex].textContent}"`]))
+"""
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_what_kernels_take_is_read_on_a_phone_without_scrolling(
+    browser: Browser, short_report: Path, scheme: str
+) -> None:
+    visit = Visit(browser, short_report, viewport={"width": 390, "height": 844}, color_scheme=scheme)
+    expect(visit.page.locator("#compiled .taken")).to_have_count(5)
+    visit.page.evaluate("document.querySelectorAll('details').forEach((one) => { one.open = true; })")
+    assert visit.page.evaluate(SCROLLING, "#compiled .scroll") == []
+    # What stood over a column stands in front of its cell.
+    found = visit.page.evaluate(HEADS)
+    assert len(found) > 11 * 12 and [cell for cell, head in found if cell != head] == []
+    visit.page.close()
+
+
+def test_what_kernels_take_fits_beside_the_contents(browser: Browser, short_report: Path) -> None:
+    visit = Visit(browser, short_report, viewport={"width": 1440, "height": 844})
+    assert visit.page.evaluate(SCROLLING, "#compiled .scroll") == []
+    assert {cell for cell, _ in visit.page.evaluate(HEADS)} == {"none"}
+    visit.page.close()
+
+
+def test_without_javascript_a_kernel_leads_to_all_its_configurations(browser: Browser, report: Path) -> None:
+    visit = Visit(browser, report, viewport={"width": 1280, "height": 844}, java_script_enabled=False)
+    expect(visit.page.locator("#verdict .note").last).to_contain_text("2 compilations failed, 1 wrapper broke")
+    expect(visit.page.locator("#compiled")).to_contain_text("it needs more than there is")
+    # The failures stand first, and the name of one is no markup.
+    link = visit.page.locator("#compiled .taken th a").first
+    expect(link).to_have_text("</h3><script>window.broken = true</script>")
+    opened = visit.page.locator("#compiled details.op[open]")
+    expect(opened).to_have_count(0)
+    link.click()
+    expect(opened).to_have_count(1)
+    expect(opened.locator(".taken")).to_contain_text("crash")
+    expect(opened.locator(".taken")).to_be_visible()
     visit.page.close()
 
 

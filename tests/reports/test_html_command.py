@@ -5,6 +5,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from impl.executions.aot.report import Asked, Report, Row
 from reports.commands import run as command
 from reports.prove import Proof
 from reports.record import Environment, Record
@@ -31,7 +32,25 @@ def kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     Path("empty").mkdir()
     Path("text").write_text("not a report")
     Path("odd.json").write_text('[{"op": 3}]')
+    Path("deep.json").write_text('{"more": ' + "[" * 100_000)
+    Path("later.json").write_bytes(msgspec.json.encode(msgspec.structs.replace(compiled(), format=2)))
+    create_run(
+        Path("runs", "spoilt"),
+        Settings(created=1.0),
+        [Task(case=CASE, impl="ours-triton", on="interpreter", item="a")],
+    )
+    Path("runs", "spoilt", "aot.json").write_text("{")
     return path
+
+
+def compiled(kernel: str = "a_kernel") -> Report:
+    """One kernel that does not fit, as `mla-oracle aot` tells of it."""
+    asked = Asked(op="sparse_mla.decode", impl="ours-triton", call=CASE, position=0, inputs="meta")
+    row = Row(
+        kernel=kernel, module="impl.sparse_mla", arch="gfx942", key="a", constants={"N": "8"}, options={}, arguments="",
+        asked=(asked,), failure="lds", sentence="it needs too much",
+    )  # fmt: skip
+    return Report(triton="3", torch="2", arches=("gfx942",), rows=(row,))
 
 
 def files(path: Path) -> dict[Path, bytes]:
@@ -55,6 +74,22 @@ def files(path: Path) -> dict[Path, bytes]:
         ("runs/kept --proofs nowhere", "--proofs nowhere: No such file or directory; it should be a file that"),
         ("runs/kept --proofs text", "--proofs text: JSON is malformed"),
         ("runs/kept --proofs odd.json", "--proofs odd.json: Expected `str`, got `int` - at `$[0].op`; it should be"),
+        ("runs/kept --against empty --compiled odd.json", "--compiled: belongs on the page of a run"),
+        ("--history runs --compiled odd.json", "--history: is a page of its own"),
+        (
+            "runs/kept --compiled nowhere",
+            "--compiled nowhere: No such file or directory; it should be the aot.json of an earlier --out",
+        ),
+        ("runs/kept --compiled empty", "--compiled empty: Is a directory; it should be the aot.json"),
+        ("runs/kept --compiled text", "--compiled text: JSON is malformed"),
+        ("runs/kept --compiled deep.json", "--compiled deep.json: "),
+        (
+            "runs/kept --compiled odd.json",
+            "--compiled odd.json: Expected `object`, got `array`; it should be the aot.json",
+        ),
+        ("runs/kept --compiled runs/kept/run.json", "--compiled runs/kept/run.json: Object missing required field"),
+        ("runs/kept --compiled later.json", "--compiled later.json: has format 2, should have 1: compile it again"),
+        ("runs/spoilt", "runs/spoilt/aot.json: Input data was truncated; it should be the aot.json"),
         ("runs/kept --out text", "--out text: exists and is no report"),
         ("runs/kept --out empty", "--out empty: should name a file in a directory that exists"),
         ("runs/kept --out nowhere/page.html", "--out nowhere/page.html: should name a file in a directory"),
@@ -85,3 +120,16 @@ def test_proofs_become_the_kill_matrix(kept: Path) -> None:
     assert "Kill matrix" in Path("page.html").read_text()
     Path("twice.json").write_bytes(msgspec.json.encode([proof, proof]))
     assert command(["report", str(kept), "--proofs", "twice.json", "--out", "page.html"]) == 2
+
+
+def test_what_was_compiled_is_taken_from_the_run_unless_another_file_is_named(kept: Path) -> None:
+    assert command(["report", str(kept), "--out", "page.html"]) == 0
+    assert "Compiled for AMD GPUs" not in Path("page.html").read_text()
+    Path(kept, "aot.json").write_bytes(msgspec.json.encode(compiled()))
+    assert command(["report", str(kept), "--out", "page.html"]) == 0
+    page = Path("page.html").read_text()
+    assert "Compiled for AMD GPUs" in page and "a_kernel" in page and "it needs too much" in page
+    Path("other.json").write_bytes(msgspec.json.encode(compiled("another_one")))
+    assert command(["report", str(kept), "--compiled", "other.json", "--out", "page.html"]) == 0
+    page = Path("page.html").read_text()
+    assert "another_one" in page and "a_kernel" not in page

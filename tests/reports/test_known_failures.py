@@ -126,9 +126,55 @@ def test_an_entry_about_every_op_and_no_case_in_particular_is_refused(
     assert entries(tmp_path, {"impl": impl, "op": op, "case": "sparse_mla.decode:heads=16"})
 
 
-@pytest.mark.parametrize("op", ["sparse_mla.*", "*.decode", "sparse_mla.decode", "s*"])
-def test_an_entry_about_some_ops_is_read(tmp_path: Path, op: str) -> None:
+@pytest.mark.parametrize("op", ["sparse_mla.*", "sparse_mla.decode", "s*"])
+def test_an_entry_about_ops_of_one_family_is_read(tmp_path: Path, op: str) -> None:
     assert entries(tmp_path, {"impl": "*", "op": op})
+
+
+@pytest.mark.parametrize(
+    ("op", "families"),
+    [("*a*", "formats, cache"), ("*.decode", "sparse_mla, dense_mla, dcp"), ("[cd]*", "cache, dense_mla, dcp")],
+)
+def test_an_entry_about_several_families_names_a_case(tmp_path: Path, op: str, families: str) -> None:
+    for case in (None, "seed=0"):
+        with pytest.raises(KnownError, match="one family") as caught:
+            entries(tmp_path, {"op": op, "case": case})
+        assert f"line 3: op: {op!r} fits ops of {families}" in str(caught.value)
+    assert entries(tmp_path, {"op": op, "case": "heads=16"})
+    assert entries(tmp_path, {"op": op, "case": "sparse_mla.decode:heads=16"}) if op != "[cd]*" else True
+
+
+EVERY = ["fail", "memory", "error", "crash", "hang", "vacuous"]
+
+
+def test_a_family_is_not_excused_whatever_becomes_of_it(tmp_path: Path) -> None:
+    for statuses in (EVERY, [*EVERY, "unsupported"]):
+        sentence = "excuses every status of [0-9]+ ops; it should name an op, a case or the statuses that were seen"
+        with pytest.raises(KnownError, match=f"status: {sentence}"):
+            entries(tmp_path, {"op": "sparse_mla.*", "status": statuses})
+        assert entries(tmp_path, {"op": "sparse_mla.decode", "status": statuses})
+        assert entries(tmp_path, {"op": "sparse_mla.*", "status": statuses, "case": "heads=16"})
+    assert entries(tmp_path, {"op": "sparse_mla.*", "status": EVERY[1:]})
+
+
+@pytest.mark.parametrize(
+    ("op", "case", "word"),
+    [
+        ("sparse_mla.decode", "heads=16|banana", "heads=banana"),
+        ("sparse_mla.decode", "values=banana", "values=banana"),
+        ("*", "values=needle|banana", "values=banana"),
+        ("sparse_mla.*", "sparse_mla.decode:heads=16,values=randn|", "values=randn|"),
+        ("sparse_mla.decode", "seed=x", "seed=x"),
+    ],
+)
+def test_a_word_that_no_case_can_have_is_refused(tmp_path: Path, op: str, case: str, word: str) -> None:
+    with pytest.raises(KnownError, match="line 9: case: ") as caught:
+        entries(tmp_path, {"op": op, "case": case})
+    assert word in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_an_axis_that_no_op_has_any_more_may_stand_in_an_entry(tmp_path: Path) -> None:
+    assert entries(tmp_path, {"case": "an_old_axis=banana"})
 
 
 def test_an_entry_begins_on_a_day_that_has_begun_somewhere(tmp_path: Path) -> None:

@@ -21,6 +21,7 @@ from impl.executions.aot.run import triton_impls
 from reports.commands import aot as command
 from reports.commands import run
 from reports.html.aot import render_aot
+from reports.store import Settings, Task, create_run
 
 OP = "dcp.verify_lengths"
 
@@ -88,6 +89,30 @@ def test_a_place_that_is_taken_is_misuse(tmp_path: Path) -> None:
     assert run(["aot", "--out", str(tmp_path / "file")]) == 2
     (tmp_path / "aot.html").write_text("somebody's")
     assert run(["aot", "--out", str(tmp_path)]) == 2
+    (tmp_path / "more").mkdir()
+    (tmp_path / "more" / "aot.json").write_text('{"format": "of somebody else"}')
+    assert run(["aot", "--out", str(tmp_path / "more")]) == 2
+    assert (tmp_path / "more" / "aot.json").read_text() == '{"format": "of somebody else"}'
+
+
+def test_a_run_takes_what_was_compiled_beside_its_own_files_alone(
+    answer: list[Report], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    answer.append(report(row()))
+    task = Task(case=f"{OP}:seed=0", impl="ours-triton", on="interpreter", item="a")
+    create_run(tmp_path / "run", Settings(created=1.0), [task])
+    assert run(["aot", "--op", OP, "--out", str(tmp_path / "run")]) == 0
+    assert run(["report", str(tmp_path / "run")]) == 0
+    assert "Compiled for AMD GPUs" in (tmp_path / "run" / "report.html").read_text()
+    # Once more, as one does after an edit.
+    assert run(["aot", "--op", OP, "--out", str(tmp_path / "run")]) == 0
+    capsys.readouterr()
+    before = sorted(tmp_path.rglob("*"))
+    for below in ("records", "new/deep"):
+        assert run(["aot", "--op", OP, "--out", str(tmp_path / "run" / below)]) == 2
+        said = capsys.readouterr().err
+        assert f"belongs to the run {tmp_path / 'run'}, in which only a sweep writes" in said and said.count("\n") == 1
+    assert sorted(tmp_path.rglob("*")) == before
 
 
 def test_without_triton_it_is_misuse(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -124,6 +124,16 @@ def test_a_fault_is_told_again_by_replay(swept: tuple[Run, Any], tmp_path: Path)
     assert "out-of-bounds load in 'global_load_ushort" in " ".join(done.stdout.split())
 
 
+def test_the_interpreter_and_machine_code_are_asked_in_one_call(tmp_path: Path) -> None:
+    done = asked(
+        "replay", case_of(OP), "--impl", "ours-triton", "--on", "interpreter", "--on", "isa:gfx942", "--on", "isa:gfx950",
+        cwd=tmp_path,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    said = [line for line in done.stdout.splitlines() if " by ours-triton on " in line]
+    assert said == [f"pass by ours-triton on {on}" for on in ("interpreter", "isa:gfx942", "isa:gfx950")]
+
+
 @pytest.mark.parametrize("word", ["isa:gfx90a", "isa", "isa:", "gfx942"])
 @pytest.mark.parametrize("verb", [["sweep", "--op", OP, "--out", "run"], ["replay", f"{OP}:"]])
 def test_another_machine_is_misuse(
@@ -186,7 +196,6 @@ def test_a_process_of_the_interpreter_says_that_it_is_one(monkeypatch: pytest.Mo
     assert record.reasons[0].startswith("TRITON_INTERPRET is set: ")
 
 
-@pytest.mark.xfail(strict=True, reason="the help was written before there were machines")
 def test_the_help_names_every_execution(capsys: pytest.CaptureFixture[str]) -> None:
     assert command.main(["sweep", "--help"]) == 0
     assert "isa:gfx942" in capsys.readouterr().out
