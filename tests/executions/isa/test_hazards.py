@@ -6,6 +6,12 @@ The numbers are those of AMD's "AMD Instinct MI300 Instruction Set Architecture 
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 
 from impl.executions.isa import encoding, hazards, machine
@@ -307,3 +313,18 @@ def test_a_launch_ends_with_the_two_lines_and_the_numbers() -> None:
     )
     assert (fault.value.kind, fault.value.wave, fault.value.lane) == ("missing wait states", 0, -1)
     launched(KERNEL.format("s_nop 0"))
+
+
+@pytest.mark.machine
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("arch", BOTH)
+def test_a_wait_that_a_compiler_put_is_missed_when_it_is_gone(arch: str) -> None:
+    root = Path(__file__).parents[3]
+    kept = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"} | {"PYTHONPATH": str(root)}
+    command = [sys.executable, "-m", "tests.executions.isa.dropped_waits", arch]
+    done = subprocess.run(command, cwd=root, env=kept, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    told = json.loads(done.stdout)
+    assert told["kernels"] > 100
+    assert len(told["told"]["found"]) > 200
+    assert "" not in told["told"], told["told"][""][:3]
