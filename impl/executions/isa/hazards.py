@@ -2,8 +2,8 @@
 
 Compilers keep a number of wait states between the two: one for each instruction, N + 1 for ``s_nop N``. How many, is stated by
 AMD's "AMD Instinct MI300 Instruction Set Architecture Reference Guide" (tables 11, 12 and 37) and by LLVM's
-``GCNHazardRecognizer.cpp``, which alone speaks of gfx950's longer matrix instructions; where they differ, LLVM's number stands.
-Every path of a program is looked at, none is run.
+``GCNHazardRecognizer.cpp``, which alone speaks of gfx950's longer matrix instructions; where they differ, the larger number
+stands. Every path of a program is looked at, none is run.
 """
 
 from __future__ import annotations
@@ -349,9 +349,9 @@ class _Walk:
         return first.passes + 3 + (self.newer and first.passes != 2)
 
     def _until_added_to(self, first: _Matrix, second: _Matrix) -> int:
-        if first.result == second.addend:
+        if first.result == second.addend and first.passes == second.passes:
             if first.is_double:
-                return 4 if first.passes == 4 and second.is_double and second.passes == 4 else 0
+                return 4 if first.passes == 4 and second.is_double else 0
             return 2 if first.passes == 2 else 0
         if not first.is_short:
             if second.is_short:

@@ -28,8 +28,8 @@ def reason(program: Program, encoded: Encoded, at: int) -> str:
     """Why LLVM keeps a wait that is no hazard of the table; empty where nothing is known.
 
     It breaks up runs of loads that may have to be repeated (XNACK); takes a packed instruction's `op_sel_hi` for a result's
-    `op_sel`; waits before DPP behind loads too, and for a vector instruction's scalar result though a scalar one has
-    overwritten it.
+    `op_sel`; waits between the registers of a spilled tuple, before DPP behind loads too, and for a vector instruction's scalar
+    result though a scalar one has overwritten it.
     """
     before = program.instructions[at - 1]
     kinds = [int(encoded.rows[place][row.KIND]) for place in (at - 1, at + 1)]
@@ -37,6 +37,9 @@ def reason(program: Program, encoded: Encoded, at: int) -> str:
         return "repeated loads"
     if before.mnemonic.startswith(("v_pk_", "v_fma_mix")):
         return "packed"
+    around = program.instructions[max(0, at - 4) : at]
+    if kinds[1] == Kind.WRITE_LANE and any(one.mnemonic == "v_writelane_b32" for one in around):
+        return "spilled"
     effects = flow.effects(encoded)
     reads = effects[at + 1].reads
     if encoded.rows[at + 1][row.DPP] and any(_last(effects, encoded, at, one) in _LOADS | {Kind.LDS} for one in reads):

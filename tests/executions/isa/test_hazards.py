@@ -159,6 +159,9 @@ def _behind_matrices() -> list[tuple[str, tuple[str, ...], str, str, str, int]]:
             ("M L", archs, first, "v_mov_b32_e32 v1, v94", "v1", written),
             ("L", archs, first, "v_fma_f64 v[94:95], v[96:97], v[98:99], v[80:81]", "", 2),
         ]
+    other = "v_mfma_f32_4x4x4_16b_f16 v[0:3], v[90:91], v[92:93], v[0:3]"
+    for arch, needed in (("gfx942", 5), ("gfx950", 6)):
+        found.append(("M2", (arch,), _matrix("16x16x16_f16", 2), other, "v0", needed))
     found.append(("M L", BOTH, narrow, "v_mfma_f64_4x4x4_4b_f64 v[0:1], v[90:91], v[92:93], v[0:1]", "v0", 4))
     return found
 
