@@ -16,6 +16,8 @@ from impl.executions.isa.unsupported import UnsupportedInstruction
 Kind = Literal["v", "s", "constant", "off", "label", "hwreg"]
 
 VCC, M0, EXEC = 106, 124, 126
+# Behind them lie registers that have names.
+_SCALARS = 102
 _NAMED = {
     "vcc": (VCC, 2), "vcc_lo": (VCC, 1), "vcc_hi": (VCC + 1, 1), "m0": (M0, 1),
     "exec": (EXEC, 2), "exec_lo": (EXEC, 1), "exec_hi": (EXEC + 1, 1),
@@ -28,6 +30,8 @@ _REGISTER = re.compile(r"([vsa])(?:(\d+)|\[(\d+):(\d+)\])$")
 _NUMBER = re.compile(r"-?(0x[0-9a-fA-F]+|\d+)$")
 # Up to a remark; what stands between quotes is none.
 _REMARK = re.compile(r'(?:"[^"]*"|(?!;|//).)*')
+_LIST = re.compile(r"\[-?\d+(,-?\d+)*\]$")
+_COUNTER = re.compile(r"(vmcnt|expcnt|lgkmcnt)\((0x[0-9a-fA-F]+|\d+)\)")
 _LABEL = re.compile(r"^([.\w$]+):")
 _WORD_MODIFIER = re.compile(r"^([a-z][a-z0-9_]*):(.+)$")
 _FLAGS = frozenset(
@@ -202,9 +206,7 @@ def _instruction(line: str, number: int, where: str) -> Instruction:
     operands: list[Operand] = []
     modifiers: dict[str, int | str | tuple[int, ...]] = {}
     if mnemonic == "s_waitcnt":
-        modifiers = {name: int(count) for name, count in re.findall(r"(\w+)\((\d+)\)", rest)}
-        if not modifiers:
-            modifiers = {"raw": int(rest, 0)}
+        modifiers = _counters(rest, line, number)
     else:
         for piece in _split(rest):
             if _is_modifier(piece):
@@ -212,6 +214,19 @@ def _instruction(line: str, number: int, where: str) -> Instruction:
             else:
                 operands.append(_operand(piece, line, number))
     return Instruction(mnemonic, suffix[1] if suffix else "", tuple(operands), modifiers, line, number, where)
+
+
+def _counters(rest: str, line: str, number: int) -> dict[str, int | str | tuple[int, ...]]:
+    """How many operations of each counter may be open; of a bare number, its `raw` bits."""
+    if _NUMBER.match(rest):
+        return {"raw": int(rest, 0)}
+    found: dict[str, int | str | tuple[int, ...]] = {}
+    for piece in re.split(r"\s*[&,]\s*|\s+", rest):
+        counter = _COUNTER.fullmatch(piece)
+        if counter is None:
+            raise UnsupportedInstruction(f"line {number}, {line!r}: the counter {piece!r} is not known")
+        found[counter[1]] = int(counter[2], 0)
+    return found
 
 
 def _split(rest: str) -> list[str]:
@@ -247,7 +262,9 @@ def _add_modifier(modifiers: dict[str, int | str | tuple[int, ...]], piece: str,
         modifiers[piece] = 1
         return
     name, _, value = piece.partition(":")
-    if value.startswith("["):
+    if name in modifiers or name in _FLAGS:
+        raise UnsupportedInstruction(f"line {number}, {line!r}: the modifier {piece!r} is not known")
+    if _LIST.match(value):
         modifiers[name] = tuple(int(part, 0) for part in value.strip("[]").split(","))
     elif _NUMBER.match(value):
         modifiers[name] = int(value, 0)
@@ -275,7 +292,7 @@ def _operand(piece: str, line: str, number: int) -> Operand:
     if register is not None:
         first = int(register[2] or register[3])
         count = int(register[4]) - first + 1 if register[4] else 1
-        if count < 1 or first + count > (128 if register[1] == "s" else 256):
+        if count < 1 or first + count > (_SCALARS if register[1] == "s" else 256):
             raise UnsupportedInstruction(f"line {number}, {line!r}: there is no register {text}")
         kind: Kind = "s" if register[1] == "s" else "v"
         return Operand(kind, text, first + (256 if register[1] == "a" else 0), count, **how)

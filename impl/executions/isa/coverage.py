@@ -12,7 +12,6 @@ UNSETTLED = (
     "infinity to FNUZ under FP16_OVFL; NaN to 4 bits",
     "a dword that straddles the end of a buffer: its first byte decides",
     "v_permlane16_swap and v_permlane32_swap while lanes are off; a lane that is off as the source of DPP reads as invalid",
-    "wait states that hardware leaves to the compiler (s_nop) are not watched",
 )
 """What no test here can settle, and what is assumed instead: points where hardware may round or choose otherwise."""
 

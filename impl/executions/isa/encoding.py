@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 import struct
+from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any, NoReturn
@@ -17,6 +18,7 @@ import numpy as np
 from impl.executions.isa.assembly import VCC, Instruction, Operand, Program
 from impl.executions.isa.lanes import plan
 from impl.executions.isa.meaning import BOTH, CDNA3, CDNA4, COMPARE, SAVE_EXEC, SCALAR, VECTOR, Vector
+from impl.executions.isa.operands import Place, misfit
 from impl.executions.isa.unsupported import UnsupportedInstruction
 
 Array = np.ndarray[Any, Any]
@@ -67,6 +69,13 @@ KEEP_REST, SIGN_REST = 8, 32
 # The low word of the result depends on the low words of the sources alone.
 UPWARD_CARRY = frozenset({"v_mad_u64_u32", "v_mad_i64_i32", "v_lshl_add_u64", "v_lshlrev_b64", "v_mov_b64"})
 
+_TO_ACCUMULATION = frozenset({"v_accvgpr_write_b32", "v_accvgpr_mov_b32"})
+_FROM_ACCUMULATION = frozenset({"v_accvgpr_read_b32", "v_accvgpr_mov_b32"})
+# Which operand can only be a constant.
+_WITH_LITERAL = {"v_fmamk_f32": 2, "v_fmaak_f32": 3}
+# Their sources are bits, of which the sign may be changed all the same.
+_SIGNED_BITS = frozenset({"v_cndmask_b32", "v_fma_mix_f32", "v_fma_mixlo_f16", "v_fma_mixhi_f16"})
+
 # Flags of memory rows.
 (STORE, ATOMIC, TO_LDS, SIGNED_LOAD, HIGH_HALF, LOW_HALF, RETURNS, TWO, TRANSPOSED, FLAT, OFFEN, IDXEN) = (
     1 << k for k in range(12)
@@ -82,6 +91,8 @@ ATOMICS = {name: number for number, name in enumerate((
 LDS_ATOMICS = {"add_u32": "add", "sub_u32": "sub", "min_i32": "smin", "max_i32": "smax", "min_u32": "umin", "max_u32": "umax",
                 "and_b32": "and", "or_b32": "or", "xor_b32": "xor", "add_f32": "add_f32", "inc_u32": "inc", "dec_u32": "dec",
                 "pk_add_f16": "pk_add_f16", "pk_add_bf16": "pk_add_bf16"}  # fmt: skip
+# The idle ones that take a number.
+_COUNTED = frozenset({"s_nop", "s_setprio", "s_sleep", "s_sched_barrier", "s_clause", "s_inst_prefetch"})
 # How a value passes through the caches, which changes no value here.
 _CACHING = ("sc0", "sc1", "nt", "glc", "slc")
 _SIZES = {
@@ -117,6 +128,18 @@ _BITS = {
     "bf6": 6,
     "fp4": 4,
 }
+# Of a modifier that is a number, the smallest and the largest.
+_LIMITS = {
+    "offset": (-(1 << 20), (1 << 20) - 1), "offset0": (0, 255), "offset1": (0, 255), "bitop3": (0, 255),
+    "row_shl": (1, 15), "row_shr": (1, 15), "row_ror": (1, 15), "row_bcast": (0, 31), "row_newbcast": (0, 15),
+    "row_mask": (0, 15), "bank_mask": (0, 15), "bound_ctrl": (0, 1), "vmcnt": (0, 63), "expcnt": (0, 7), "lgkmcnt": (0, 15),
+}  # fmt: skip
+_ALONE = {"s_barrier": Kind.BARRIER, "s_endpgm": Kind.END, "s_trap": Kind.TRAP, "s_sethalt": Kind.TRAP}
+_LANES = {
+    "v_readfirstlane_b32": (Place("s", written=True), Place("v")),
+    "v_readlane_b32": (Place("s", written=True), Place("v"), Place("sc")),
+    "v_writelane_b32": (Place("v", written=True), Place("sc"), Place("sc")),
+}
 # Columns of a row of the matrix table.
 (M, N, K, BLOCKS, TYPE_A, TYPE_B, WORDS_A, WORDS_B, WORDS_D, SCALED, SPLIT, OUTPUT, GROUP) = range(13)
 
@@ -134,6 +157,31 @@ class Encoded:
 
 def _refuse(instruction: Instruction, why: str) -> NoReturn:
     raise UnsupportedInstruction(f"line {instruction.line}, {instruction.text!r}: {why}")
+
+
+def _takes(at: Instruction, *places: Place) -> None:
+    """Refuses operands of another kind or number than the places."""
+    why = misfit(at.operands, places)
+    if why:
+        _refuse(at, why)
+
+
+_CONSTANT, _ADDRESS = Place("c"), Place("v")
+
+
+# Memory and matrices know both files of vector registers.
+def _data(words: int) -> Place:
+    return Place("va", words)
+
+
+def _loaded(words: int) -> Place:
+    return Place("va", words, written=True)
+
+
+def _mask(at: Instruction, written: bool = False) -> Place:
+    """A bit of every lane: in the short encodings it is VCC, but for a comparison's result under SDWA."""
+    free = at.suffix in ("", "e64") or (at.suffix == "sdwa" and at.mnemonic.startswith("v_cmp"))
+    return Place("s", 2, only="" if free else "vcc", written=written)
 
 
 class _Encoder:
@@ -156,6 +204,9 @@ class _Encoder:
         return Encoded(self.rows, literals, matrices, self.grain, self.scratch)
 
     def _one(self, row: Array, at: Instruction) -> None:
+        for name, value in at.modifiers.items():
+            if name in _LIMITS and not (isinstance(value, int) and _LIMITS[name][0] <= value <= _LIMITS[name][1]):
+                _refuse(at, f"{name}:{value} should be between {_LIMITS[name][0]} and {_LIMITS[name][1]}")
         try:
             self._encode(row, at)
         except (IndexError, ValueError, TypeError, KeyError):
@@ -226,7 +277,7 @@ class _Encoder:
         row[SOURCES] = len(letters)
         for place, (letter, operand) in enumerate(zip(letters, operands, strict=False)):
             row[SRC0 + place] = self._source(at, operand, letter, meaning.packed)
-            row[WORDS0 + place] = 2 if letter in "qld" or meaning.packed == 32 else 1
+            row[WORDS0 + place] = _words(letter, meaning)
             row[SIGNS] |= {"h": 1, "k": 1, "w": 1, "s": 1, "d": 2}.get(letter, 0) << (2 * place)
             row[NEGATE] |= int(operand.negative) << place
             row[ABSOLUTE] |= int(operand.absolute) << place
@@ -240,8 +291,29 @@ class _Encoder:
         if "clamp" in at.modifiers:
             row[CLAMP] = self._clamp(at, meaning)
         self._modifiers(row, at, meaning, name)
+        self._takes_lanes(at, meaning, name)
         plain = not (row[NEGATE] or row[ABSOLUTE] or row[SELECT0] or row[SELECT1] or row[SELECT2] or row[DPP])
         row[PLAIN] = int(plain and not meaning.packed)
+
+    def _takes_lanes(self, at: Instruction, meaning: Vector, name: str) -> None:
+        places = []
+        if name not in COMPARE:
+            places.append(Place("a" if name in _TO_ACCUMULATION else "v", _result_words(meaning), written=True))
+        # A short comparison may leave VCC unsaid.
+        if meaning.carry and not (name in COMPARE and at.suffix in ("", "e32") and len(at.operands) == 2):
+            places.append(_mask(at, written=True))
+        kinds = "a" if name in _FROM_ACCUMULATION else "v" if "dpp" in at.suffix else "vsc"
+        for letter in meaning.sources[: len(meaning.sources) - int(meaning.accumulates)]:
+            is_float = letter in "fhkd" or name in _SIGNED_BITS
+            extended = at.suffix == "sdwa" and not is_float
+            places.append(
+                Place(kinds, _words(letter, meaning), signed=is_float and not meaning.packed, extended=extended)
+            )
+        if name in _WITH_LITERAL:
+            places[_WITH_LITERAL[name]] = _CONSTANT
+        if meaning.mask and name != "v_div_fmas_f32":
+            places.append(_mask(at))
+        _takes(at, *places)
 
     def _clamp(self, at: Instruction, meaning: Vector) -> int:
         letters = {letter for letter, _ in meaning.results}
@@ -262,7 +334,7 @@ class _Encoder:
         modifiers = dict(at.modifiers)
         modifiers.pop("clamp", None)
         op_sel = _list(modifiers.pop("op_sel", ()))
-        op_sel_hi = modifiers.pop("op_sel_hi", None)
+        op_sel_hi = modifiers.pop("op_sel_hi", None) if meaning.packed or name.startswith("v_fma_mix") else None
         if meaning.packed:
             count = len(meaning.sources)
             hi = _list(op_sel_hi) if op_sel_hi is not None else (1,) * count
@@ -274,14 +346,22 @@ class _Encoder:
             if name == "v_pk_mov_b32":
                 row[OP_SEL_HI] = row[OP_SEL]
         elif name.startswith("v_fma_mix"):
-            self._mix(row, name, op_sel, _list(op_sel_hi))
+            self._mix(row, name, op_sel, _list(op_sel_hi or ()))
         elif op_sel:
             self._select(row, at, meaning, name, op_sel)
         elif meaning.keeps:
             row[SELECT_DST] = WORD_0 | KEEP_REST
         if name.startswith("v_bitop3"):
             row[IMMEDIATE] = modifiers.pop("bitop3", 0)
-        for place in range(2):
+        if at.suffix in ("", "sdwa"):
+            self._selected(row, at, len(meaning.sources), modifiers)
+        self._cross_lane(row, at, modifiers)
+        if modifiers:
+            _refuse(at, f"the modifier {next(iter(modifiers))!r} is not known on {at.mnemonic}")
+
+    def _selected(self, row: Array, at: Instruction, sources: int, modifiers: dict[str, Any]) -> None:
+        """Parts of registers as SDWA names them."""
+        for place in range(min(2, sources)):
             select = modifiers.pop(f"src{place}_sel", "DWORD")
             if select not in _SELECTS:
                 _refuse(at, f"src{place}_sel:{select} is not known")
@@ -292,9 +372,6 @@ class _Encoder:
         if select != "DWORD":
             row[SELECT_DST] = _SELECTS[str(select)]
             row[SELECT_DST] |= {"UNUSED_PAD": 0, "UNUSED_PRESERVE": KEEP_REST, "UNUSED_SEXT": SIGN_REST}[str(unused)]
-        self._cross_lane(row, at, modifiers)
-        if modifiers:
-            _refuse(at, f"the modifier {next(iter(modifiers))!r} is not known on {at.mnemonic}")
 
     def _mix(self, row: Array, name: str, op_sel: tuple[int, ...], halves: tuple[int, ...]) -> None:
         """Of each source: is it a half (op_sel_hi), and which one of its register (op_sel)?"""
@@ -336,10 +413,14 @@ class _Encoder:
         for number, word in enumerate(("quad_perm", "row_shl", "row_shr", "row_ror", "row_mirror", "row_half_mirror",
                                        "row_bcast", "row_newbcast"), 1):  # fmt: skip
             if word in modifiers:
+                if row[DPP]:
+                    _refuse(at, f"{word} is a second lane pattern")
                 row[DPP] = number
                 value = modifiers.pop(word)
                 if word == "quad_perm":
-                    value = sum(lane << (2 * place) for place, lane in enumerate(_list(value)))
+                    if not isinstance(value, tuple) or len(value) != 4 or not set(value) <= {0, 1, 2, 3}:
+                        _refuse(at, f"{word}:{value} is not known")
+                    value = sum(lane << (2 * place) for place, lane in enumerate(value))
                 if word == "row_bcast" and value not in (15, 31):
                     _refuse(at, f"row_bcast:{value} is not known")
                 row[DPP_VALUE] = value
@@ -371,6 +452,11 @@ class _Encoder:
             row[SRC0 + place] = self._source(at, operand, letter)
             row[WORDS0 + place] = 2 if letter in "ql" else 1
         row[SOURCES] = len(operands)
+        written = Place("s", 2 if (meaning.result or "u") in "ql" else 1, written=bool(meaning.result))
+        immediate = (-0x8000, 0xFFFF) if set(meaning.sources) & set("sw") else None
+        kinds = "c" if immediate else "sc"
+        read = [Place(kinds, 2 if letter in "ql" else 1, limits=immediate) for letter in meaning.sources]
+        _takes(at, *([written] if meaning.result or meaning.reads_destination else []), *read)
         # Which unknown bits stay: 1 for a bitwise and, 2 for or, 3 for xor, 4 for and-not, 5 for moves.
         row[FLAGS] = (
             int(meaning.reads_destination) | int("scc" in meaning.expression) << 1 | int(bool(meaning.scc)) << 2
@@ -397,10 +483,14 @@ class _Encoder:
         elif offset is not None and offset.kind == "s":
             row[SRC1] = offset.index
         row[OFFSET] += at.modifiers.get("offset", 0)
+        base = Place("s", 4 if found[1] else 2)
+        _takes(at, Place("s", int(row[SIZE]), written=True), base, *([] if offset is None else [Place("sc")]))
 
     def _other(self, row: Array, at: Instruction) -> None:
         name = at.mnemonic
         if name in BRANCHES:
+            self._known_modifiers(at)
+            _takes(at, Place("l"))
             label = at.operands[0].text
             if label not in self.program.targets:
                 _refuse(at, f"the label {label} is not in the kernel")
@@ -411,12 +501,10 @@ class _Encoder:
             vm = at.modifiers.get("vmcnt", 63) if raw is None else (int(raw) & 15) | (int(raw) >> 14 & 3) << 4  # type: ignore[arg-type]
             lgkm = at.modifiers.get("lgkmcnt", 15) if raw is None else int(raw) >> 8 & 15  # type: ignore[arg-type]
             row[OP], row[IMMEDIATE] = vm, lgkm
-        elif name == "s_barrier":
-            row[KIND] = Kind.BARRIER
-        elif name == "s_endpgm":
-            row[KIND] = Kind.END
-        elif name in ("s_trap", "s_sethalt"):
-            row[KIND] = Kind.TRAP
+        elif name in _ALONE:
+            row[KIND] = _ALONE[name]
+            self._known_modifiers(at)
+            _takes(at, *([_CONSTANT] if row[KIND] == Kind.TRAP or (row[KIND] == Kind.END and at.operands) else []))
         elif name == "s_setreg_imm32_b32":
             self._set_mode(row, at)
         elif name in ("v_readfirstlane_b32", "v_readlane_b32", "v_writelane_b32"):
@@ -427,15 +515,19 @@ class _Encoder:
             row[KIND] = Kind.SWAP if name == "v_swap_b32" else Kind.SWAP_ROWS
             row[OP] = 16 if "16" in name else 32
             row[DST], row[SRC0] = at.operands[0].index, at.operands[1].index
-            if at.modifiers:
-                _refuse(at, f"the modifier {next(iter(at.modifiers))!r} is not known on {name}")
+            self._known_modifiers(at)
+            _takes(at, Place("v", written=True), Place("v", written=True))
         elif name in IDLE:
             row[KIND] = Kind.NOTHING
+            self._known_modifiers(at, *(_CACHING if name.startswith("buffer_") else ()))
+            _takes(at, *([_CONSTANT] if name in _COUNTED else []))
         else:
             _refuse(at, f"{name} is not modelled")
 
     def _lane(self, row: Array, at: Instruction) -> None:
         name = at.mnemonic
+        self._known_modifiers(at)
+        _takes(at, *_LANES[name])
         row[DST] = at.operands[0].index
         if name == "v_readfirstlane_b32":
             row[KIND] = Kind.READ_FIRST_LANE
@@ -459,6 +551,8 @@ class _Encoder:
                 at, f"of the MODE register only FP16_OVFL (bit 23) is modelled, not bits {first} to {first + width - 1}"
             )
         row[KIND], row[IMMEDIATE], row[OFFSET] = Kind.SET_MODE, value, first
+        self._known_modifiers(at)
+        _takes(at, Place("h"), _CONSTANT)
 
     # memory
 
@@ -508,6 +602,8 @@ class _Encoder:
         row[SRC1] = operands.pop(0).index
         row[SRC2] = self._source(at, operands.pop(0), "u")
         row[OFFSET] = at.modifiers.get("offset", 0)
+        data = [] if row[FLAGS] & TO_LDS else [_stored(row) if verb != "load" else _loaded(_data_words(row))]
+        _takes(at, *data, _ADDRESS if row[FLAGS] & OFFEN else Place("o"), Place("s", 4), Place("sc"))
 
     def _flat(self, row: Array, at: Instruction) -> None:
         space, verb, kind = at.mnemonic.split("_", 2)
@@ -536,10 +632,28 @@ class _Encoder:
         if operands and operands[0].kind == "s":
             row[SRC1] = operands[0].index
         row[OFFSET] = at.modifiers.get("offset", 0)
+        _takes(at, *self._placed(row, at, space, verb))
+
+    def _placed(self, row: Array, at: Instruction, space: str, verb: str) -> Iterator[Place]:
+        """Operands of an access by address: the result, the address, what is stored, the base if there may be one."""
+        if verb == "load" and not row[FLAGS] & TO_LDS:
+            yield _loaded(_data_words(row))
+        elif verb == "atomic" and row[FLAGS] & RETURNS:
+            yield _loaded(int(row[SIZE]) // 4)
+        if space == "scratch":
+            yield Place("vo")
+        else:
+            yield Place("v", 2 if space == "flat" or at.operands[-1].kind == "off" else 1)
+        if verb != "load":
+            yield _stored(row)
+        if space != "flat":
+            yield Place("so", 1 if space == "scratch" else 2)
 
     def _lds(self, row: Array, at: Instruction) -> None:
         name = at.mnemonic
-        self._known_modifiers(at, "offset", "offset0", "offset1")
+        self._known_modifiers(
+            at, *(("offset0", "offset1") if name[3:].startswith(("read2", "write2")) else ("offset",))
+        )
         if name in ("ds_bpermute_b32", "ds_permute_b32", "ds_swizzle_b32"):
             row[KIND] = Kind.LDS_PERMUTE
             row[OP] = ("ds_bpermute_b32", "ds_permute_b32", "ds_swizzle_b32").index(name)
@@ -549,6 +663,7 @@ class _Encoder:
             elif not isinstance(at.modifiers.get("offset"), int) or int(at.modifiers["offset"]) >= 0xC000:  # type: ignore[arg-type]
                 _refuse(at, "this swizzle pattern is not modelled")
             row[OFFSET] = at.modifiers.get("offset", 0)
+            _takes(at, _loaded(1), _ADDRESS, *([_data(1)] if row[OP] < 2 else []))
             return
         row[KIND] = Kind.LDS
         atomic = re.fullmatch(r"ds_(\w+?)(_rtn)?_([a-z]+\d+)", name)
@@ -563,6 +678,7 @@ class _Encoder:
                 row[SRC3] = operands.pop(0).index
             row[SRC0], row[DST] = operands[0].index, operands[1].index
             row[OFFSET] = at.modifiers.get("offset", 0)
+            _takes(at, *([_loaded(1)] if atomic[2] else []), _ADDRESS, _data(1))
         else:
             _refuse(at, f"{name} is not modelled")
 
@@ -588,8 +704,10 @@ class _Encoder:
             if two:
                 row[SRC1] = at.operands[2].index
             self.grain = min(self.grain, size)
+            _takes(at, _ADDRESS, *[_data(_data_words(row))] * (2 if two else 1))
         else:
             row[DST], row[SRC0] = at.operands[0].index, at.operands[1].index
+            _takes(at, _loaded(_data_words(row) * (2 if two else 1)), _ADDRESS)
         step = size * (64 if strided else 1)
         if two:
             row[OFFSET] = int(at.modifiers.get("offset0", 0)) * step  # type: ignore[arg-type]
@@ -616,8 +734,8 @@ class _Encoder:
         if a not in MATRIX_TYPES or b not in MATRIX_TYPES:
             _refuse(at, f"{at.mnemonic} is not modelled")
         self._exists(at, a, kinds, int(m), int(k))
-        op_sel, hi = _list(modifiers.pop("op_sel", ())), modifiers.pop("op_sel_hi", None)
-        high = _list(hi) if hi is not None else (1, 1, 1)
+        op_sel = _list(modifiers.pop("op_sel", ())) if scaled else ()
+        high = _list(modifiers.pop("op_sel_hi", (1, 1, 1))) if scaled else ()
         if modifiers:
             _refuse(at, f"the modifier {next(iter(modifiers))!r} is not modelled on {at.mnemonic}")
         count = int(blocks or 1)
@@ -629,10 +747,11 @@ class _Encoder:
         row[DST] = at.operands[0].index
         row[DST_WORDS] = results
         row[SRC0], row[SRC1] = at.operands[1].index, at.operands[2].index
-        for operand, expected in zip(at.operands[1:3], words, strict=True):
-            if operand.kind != "v" or operand.count != expected:
-                _refuse(at, f"{operand.text} should be {expected} vector registers")
+        scales = [Place("vsc")] * 2 if scaled else []
+        _takes(at, _loaded(results), *map(_data, words), Place("vac", results), *scales)
         row[SRC2] = self._source(at, at.operands[3], "d" if output == "f64" else "f")
+        if results > 4 and 0 < abs(int(row[SRC2] - row[DST])) < results:
+            _refuse(at, f"{at.operands[3].text} and {at.operands[0].text} should be the same registers or others")
         row[MATRIX_ROW] = len(self.matrices)
         if scaled:
             for place in range(2):
@@ -683,12 +802,28 @@ def matrix_instructions() -> dict[str, frozenset[str]]:
     return found
 
 
+def _data_words(row: Array) -> int:
+    return max(1, int(row[SIZE]) // 4)
+
+
+def _stored(row: Array) -> Place:
+    """What a store or an atomic takes from registers: of a compare and swap, both values."""
+    return _data(_data_words(row) * (2 if row[FLAGS] & ATOMIC and row[OP] == ATOMICS["cmpswap"] else 1))
+
+
 def _list(value: Any) -> tuple[int, ...]:
-    return tuple(value) if isinstance(value, tuple) else ()
+    """A modifier's bits. Raises `ValueError` for what is no list of at most four of them."""
+    if not isinstance(value, tuple) or len(value) > 4 or not set(value) <= {0, 1}:
+        raise ValueError
+    return value
 
 
 def _bits(values: tuple[int, ...]) -> int:
     return sum(bit << place for place, bit in enumerate(values))
+
+
+def _words(letter: str, meaning: Vector) -> int:
+    return 2 if letter in "qld" or meaning.packed == 32 else 1
 
 
 def _result_words(meaning: Vector) -> int:

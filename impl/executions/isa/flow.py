@@ -6,7 +6,6 @@ the same. Nothing here asks the executor, so that it can be a witness about what
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -36,8 +35,8 @@ class Effect:
     outside: bool = False
 
 
-def _span(first: int, count: int) -> Iterator[int]:
-    yield from range(first, first + max(0, count))
+def _span(first: int, count: int) -> range:
+    return range(first, first + count)
 
 
 def _sources(r: Any) -> set[int]:
@@ -60,7 +59,7 @@ def _register(code: int, count: int = 1) -> set[int]:
 
 def effects(encoded: Encoded) -> list[Effect]:
     """The effect of each instruction."""
-    return [_effect(r, encoded) for r in encoded.rows]
+    return [_effect(r, encoded) for r in encoded.rows.tolist()]
 
 
 def _effect(r: Any, encoded: Encoded) -> Effect:
@@ -103,15 +102,16 @@ def _condition(op: int) -> set[int]:
 
 
 def _vector(r: Any, kind: Kind) -> Effect:
-    reads = _sources(r) | set(_EXECS) | _scalar(int(r[row.MASK]), 2)
+    reads = _sources(r)
+    reads.update(_EXECS, _scalar(int(r[row.MASK]), 2))
     destination = _register(int(r[row.DST]), int(r[row.DST_WORDS])) if kind == Kind.VECTOR else set()
     carry = _scalar(int(r[row.CARRY]), 2)
     partial = bool(r[row.SELECT_DST] & row.KEEP_REST) or bool(r[row.DPP])
     if partial:
         reads |= destination
     executes = set(_EXECS) if kind == Kind.COMPARE and r[row.FLAGS] else set()
-    writes = destination | carry | executes
-    return Effect(frozenset(reads), frozenset(writes), frozenset(carry if partial else writes))
+    writes = frozenset(destination | carry | executes if carry or executes else destination)
+    return Effect(frozenset(reads), writes, frozenset(carry) if partial else writes)
 
 
 def _of_scalars(r: Any, kind: Kind) -> Effect:
@@ -150,7 +150,7 @@ def _memory(r: Any, kind: Kind) -> Effect:
         into = int(r[row.DST] if kind == Kind.BUFFER else r[row.SRC3])
         written = frozenset(_register(into, words) if atomic and flags & row.RETURNS else ())
         return Effect(frozenset(reads), written, written, outside=True)
-    parts = 2 if kind == Kind.LDS and flags & (row.TWO | row.TRANSPOSED) else 1
+    parts = 2 if kind == Kind.LDS and flags & row.TWO else 1
     written = frozenset(_register(int(r[row.DST]), words * parts))
     half = flags & (row.HIGH_HALF | row.LOW_HALF)
     return Effect(frozenset(reads | written if half else reads), written, frozenset() if half else written)

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 from numba import NumbaExperimentalFeatureWarning
 
-from impl.executions.isa import core, encoding
+from impl.executions.isa import core, encoding, hazards
 from impl.executions.isa.arithmetic import MODE_FNUZ
 from impl.executions.isa.assembly import EXEC, Program, read_lines
 from impl.executions.isa.encoding import Encoded
@@ -107,10 +107,11 @@ class EndlessLaunch(Exception):
 
 @dataclasses.dataclass(frozen=True)
 class Kernel:
-    """A program ready to run, and how its launch fills the first registers."""
+    """A program ready to run. missing: where it first waits too little for what hardware does not wait for itself."""
 
     program: Program
     encoded: Encoded
+    missing: hazards.Missing | None
 
 
 @functools.cache
@@ -136,7 +137,8 @@ def prepare(program: Program) -> Kernel:
     for name, value in _DIRECTIVES.items():
         if program.directive(name, value) != value:
             raise UnsupportedInstruction(f".amdhsa_{name} {program.directive(name)}: only {value} is modelled")
-    return Kernel(program, encoding.encode(program))
+    encoded = encoding.encode(program)
+    return Kernel(program, encoded, hazards.first_missing(program, encoded))
 
 
 class State:
@@ -300,6 +302,14 @@ def _fault(kernel: Kernel, numbers: Array) -> MachineFault:
     )  # fmt: skip
 
 
+def _too_soon(kernel: Kernel, found: hazards.Missing) -> MachineFault:
+    at, behind = kernel.program.instructions[found.at], kernel.program.instructions[found.behind]
+    used = f"{_register(found.register)} is used" if found.register >= 0 else "it runs"
+    states = f"{found.states} wait state{'s' * (found.states != 1)}"
+    sentence = f"{used} {states} behind {behind.text!r} of line {behind.line}, and {found.needed} are needed"
+    return MachineFault("missing wait states", sentence, at.text, 0, -1, 0, at.source)
+
+
 def _register(code: int) -> str:
     if code >= encoding.LITERAL_BASE:
         return "a constant"
@@ -325,6 +335,8 @@ def launch(
     arguments: (type, value) of each in order: ``i32``, ``fp32``, ..., pointers as ``*`` with an address. shared: bytes of
     dynamic LDS. Raises `MachineFault`, `EndlessLaunch`.
     """
+    if kernel.missing is not None:
+        raise _too_soon(kernel, kernel.missing)
     program = kernel.program
     segment = _arguments(program, arguments, grid, waves)
     lds = shared + program.directive("group_segment_fixed_size")

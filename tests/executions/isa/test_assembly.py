@@ -13,6 +13,7 @@ from impl.executions.isa.assembly import Operand, Program, read, read_lines
 from impl.executions.isa.encoding import encode
 from impl.executions.isa.single import run_lines
 from impl.executions.isa.unsupported import UnsupportedInstruction
+from tests.executions.isa.assembler import accepts
 from tests.executions.isa.kernel_text import FILE, kernel_text, launched
 
 # numba says on every call that passing compiled functions is new.
@@ -296,7 +297,7 @@ REFUSED = {
     "v_mov_b32_sdwa v0, v1 dst_sel:BYTE_7 dst_unused:UNUSED_PAD src0_sel:DWORD":
         "dst_sel:BYTE_7 dst_unused:UNUSED_PAD is not known",
     "v_mov_b32_sdwa v0, v1 dst_sel:DWORD dst_unused:UNUSED_PAD src0_sel:WORD_2": "src0_sel:WORD_2 is not known",
-    "v_mfma_f32_16x16x16_f16 v[0:3], v[4:7], v[8:9], 0": "v[4:7] should be 2 vector registers",
+    "v_mfma_f32_16x16x16_f16 v[0:3], v[4:7], v[8:9], 0": "v[4:7] should be 2 vector or accumulation registers",
     "v_mfma_f32_32x32x8_f16 v[0:15], v[16:17], v[18:19], 0 cbsz:1":
         "the modifier 'cbsz' is not modelled on v_mfma_f32_32x32x8_f16",
     "v_smfmac_f32_16x16x32_f16 v[0:3], v[4:5], v[8:11], v1": "v_smfmac_f32_16x16x32_f16 is not modelled",
@@ -382,6 +383,19 @@ def test_no_architecture_loads_eight_bytes_into_lds(access: str, size: str) -> N
 
 # Text that no compiler writes.
 MALFORMED = [
+    "v_mov_b32_dpp v0, v1 row_shl:1 quad_perm:[0,1,2,3] row_mask:0xf bank_mask:0xf",
+    "v_mov_b32_dpp v0, v1 quad_perm:[0,1,2,4] row_mask:0xf bank_mask:0xf",
+    "v_mov_b32_dpp v0, v1 row_shl:16 row_mask:0xf bank_mask:0xf",
+    "v_mov_b32_e32 v0, s102", "s_mov_b32 s106, 0", "s_movk_i32 s0, 0x12345", "s_waitcnt vmcnt(64)", "s_waitcnt vmcnt(0) lgkmcnt",
+    "s_waitcnt", "v_add_u32_e64 v0, -v1, v2", "v_add_u32_e64 v0, sext(v1), v2", "s_and_b32 s0, -s1, s2", "s_and_b32 scc, s1, s2",
+    "v_readfirstlane_b32 src_scc, v0", "v_fmaak_f32 v0, v1, v2, v3", "v_add_f32_e32 a0, v1, v2", "v_and_b32_e32 v0, a1, v2",
+    "v_mfma_f32_32x32x8_f16 v[0:15], v[16:17], v[18:19], v[4:19]", "v_mfma_f32_32x32x8_f16 a[0:15], a[16:17], a[18:19], a[4:19]",
+    "v_mfma_f32_32x32x8_f16 v[0:15], v[16:17], v[18:19], v[0:15] op_sel_hi:[0,0,0]", "v_add_f32_e64 v0, v1, v2 clamp:1",
+    "v_add_f32_e64 v0, v1, v2 op_sel_hi:[0,0]", "v_pk_add_f16 v0, v1, v2 op_sel:[2,0]", "v_pk_add_f16 v0, v1, v2 op_sel:[a,0]",
+    "ds_read2_b32 v[0:1], v2 offset0:256", "ds_read_b32 v0, v1 offset0:1", "v_cndmask_b32_e32 v0, v1, v2, s[0:1]",
+    "v_add_co_u32_e32 v0, s[0:1], v1, v2", "v_add_f32_e64 v0, v1, v2 src0_sel:WORD_1", "s_barrier s0", "buffer_inv v0",
+    "s_setreg_imm32_b32 hwreg(HW_REG_MODE, 23, 1), s0", "s_trap s0", "buffer_load_dword v0, v1, s[4:7], 0",
+    "buffer_load_dword v0, off, s[4:7], 0 offen", "global_load_dword v0, v[2:3], s[4:5]", "flat_load_dword v0, v[2:3], off",
     "global_load_dword no_such, v[2:3], off", "global_load_dword s5, v[2:3], off", "global_load_dwordx4 v5, v[2:3], off",
     "global_load_dword v5, v2, off", "global_store_dwordx2 v1, v5, s[0:1]", "ds_read_b32 s1, v0", "ds_read_b64 v1, v0",
     "ds_write_b32 v0, 5", "v_readlane_b32 ttmp0, v1, 0", "v_readfirstlane_b32 v1, v2", "v_writelane_b32 s1, 0, 0",
@@ -403,55 +417,104 @@ MALFORMED = [
 ]  # fmt: skip
 
 
-# Of these the wrong kind, count or modifier is not noticed yet: they run as something else.
-TAKEN_AS_THEY_COME = frozenset(
-    (
-        "global_load_dword no_such, v[2:3], off",
-        "global_load_dword s5, v[2:3], off",
-        "global_load_dwordx4 v5, v[2:3], off",
-        "global_load_dword v5, v2, off",
-        "global_store_dwordx2 v1, v5, s[0:1]",
-        "ds_read_b32 s1, v0",
-        "ds_read_b64 v1, v0",
-        "ds_write_b32 v0, 5",
-        "v_readlane_b32 ttmp0, v1, 0",
-        "v_readfirstlane_b32 v1, v2",
-        "v_writelane_b32 s1, 0, 0",
-        "buffer_load_dword v1, v0, v[4:7], 0 offen",
-        "s_load_dword v1, s[0:1], 0x0",
-        "s_load_dwordx2 s5, s[0:1], 0x0",
-        "v_cmp_eq_u32_e64 v[0:1], v2, v3",
-        "v_cndmask_b32_e64 v0, v1, v2, v[4:5]",
-        "v_add_f64 v0, v[2:3], v[4:5]",
-        "s_mov_b32 s[0:1], s2",
-        "s_mov_b64 s0, s[2:3]",
-        "v_mov_b32_e32 v[0:1], v2",
-        "v_permlane32_swap_b32_e32 v0, s1",
-        "v_swap_b32 v0, 1",
-        "v_mfma_f32_16x16x16_f16 v[0:1], v[4:5], v[8:9], 0",
-        "v_mfma_f32_16x16x16_f16 v[0:3], v[4:5], v[8:9], v[0:1]",
-        "s_waitcnt vmcount(0)",
-        "s_waitcnt no_such",
-        "s_branch .Lend no_such:1",
-        "s_nop 0 no_such:1",
-        "v_readlane_b32 s0, v1, 0 no_such:1",
-        "v_cmp_eq_u32_e32 s[0:1], v2, v3",
-    )
-)
-
-
-@pytest.mark.parametrize(
-    "line",
-    [
-        pytest.param(line, marks=pytest.mark.xfail(strict=True, reason="operands are taken as they come"))
-        if line in TAKEN_AS_THEY_COME
-        else line
-        for line in MALFORMED
-    ],
-)
+@pytest.mark.parametrize("line", MALFORMED)
 def test_operands_that_do_not_fit_are_refused(line: str) -> None:
     with pytest.raises(UnsupportedInstruction):
         encode(read_lines("gfx950", f"{line}\n.Lend:"))
+
+
+# One line of each kind of operands, all of which LLVM's assembler takes.
+WELL_FORMED = [
+    "v_add_f32_e64 v5, -v6, |s7|", "v_add_f64 v[4:5], v[6:7], s[8:9]", "v_mad_u64_u32 v[4:5], s[6:7], v8, v9, v[10:11]",
+    "v_lshlrev_b64 v[4:5], v6, v[8:9]", "v_cndmask_b32_e64 v4, v5, v6, s[8:9]", "v_addc_co_u32_e64 v4, s[6:7], v8, v9, s[10:11]",
+    "v_cmp_lt_u64_e64 s[4:5], v[6:7], v[8:9]", "v_cmp_lt_u32_e32 vcc, v6, v8", "v_pk_fma_f32 v[4:5], v[6:7], s[8:9], v[10:11]",
+    "v_pk_add_f16 v4, v5, v6", "v_cvt_f32_f64_e32 v4, v[6:7]", "v_cvt_pk_f32_fp8_e32 v[4:5], v6", "v_fmac_f32_e32 v4, v5, v6",
+    "v_cvt_scalef32_pk_f32_fp8 v[4:5], v6, v7", "v_accvgpr_write_b32 a4, v5", "v_accvgpr_read_b32 v4, a5",
+    "v_div_scale_f32 v4, vcc, v5, v5, v6", "v_mov_b32_dpp v4, v5 row_shl:1 row_mask:0xf bank_mask:0xf",
+    "v_add_u32_sdwa v4, v5, v6 dst_sel:DWORD dst_unused:UNUSED_PAD src0_sel:WORD_1 src1_sel:DWORD",
+    "v_readfirstlane_b32 s4, v5", "v_readlane_b32 s4, v5, s6", "v_writelane_b32 v4, s5, 6", "v_swap_b32 v4, v5",
+    "v_permlane16_swap_b32_e32 v4, v5", "s_mov_b64 s[4:5], s[6:7]", "s_add_u32 s4, s5, s6", "s_lshl_b64 s[4:5], s[6:7], s8",
+    "s_cmp_eq_u64 s[4:5], s[6:7]", "s_bitset1_b32 s4, s5", "s_cmpk_lt_i32 s4, 0x7", "s_and_saveexec_b64 s[4:5], s[6:7]",
+    "s_movk_i32 s4, 0x7", "s_load_dwordx4 s[4:7], s[8:9], 0x10", "s_buffer_load_dwordx2 s[4:5], s[8:11], s12",
+    "buffer_load_dwordx4 v[4:7], v8, s[8:11], s12 offen offset:16", "buffer_load_dword v5, s[8:11], 0 offen lds",
+    "buffer_store_dwordx3 v[4:6], off, s[8:11], 0", "buffer_load_ushort v4, v5, s[8:11], 0 offen",
+    "buffer_atomic_cmpswap_x2 v[4:7], v8, s[8:11], 0 offen sc0", "global_load_dwordx2 v[4:5], v[6:7], off",
+    "global_load_dword v4, v5, s[6:7]", "global_store_dwordx4 v4, v[8:11], s[6:7]", "global_load_lds_dword v4, s[6:7]",
+    "global_atomic_cmpswap v4, v[6:7], v[8:9], off sc0", "global_atomic_add_f32 v4, v5, s[6:7]", "flat_load_dword v4, v[6:7]",
+    "flat_store_dwordx2 v[4:5], v[6:7]", "scratch_load_dwordx2 v[4:5], v6, s7", "scratch_store_dword off, v4, s5",
+    "ds_read_b128 v[4:7], v8", "ds_read2_b64 v[4:7], v8 offset1:1", "ds_write2_b32 v4, v5, v6 offset1:1",
+    "ds_write_b64 v4, v[6:7]",
+    "ds_read_u16_d16_hi v4, v5", "ds_add_rtn_u32 v4, v5, v6", "ds_max_i32 v4, v5", "ds_bpermute_b32 v4, v5, v6",
+    "ds_swizzle_b32 v4, v5 offset:7", "ds_read_b64_tr_b16 v[4:5], v6",
+    "v_mfma_f32_32x32x8_f16 a[0:15], v[16:17], v[18:19], a[0:15]", "v_mfma_f64_16x16x4_f64 v[0:7], v[8:9], v[10:11], v[0:7]",
+    "v_mfma_scale_f32_16x16x128_f8f6f4 v[0:3], v[4:11], v[12:15], v[0:3], v20, v21 op_sel_hi:[0,0,0] blgp:4",
+    "s_nop 3", "s_barrier", "s_branch .Lend", "s_waitcnt vmcnt(0)",
+]  # fmt: skip
+
+
+def refused(line: str) -> bool:
+    """Whether a line is no instruction."""
+    try:
+        encode(read_lines("gfx950", f"{line}\n.Lend:"))
+    except UnsupportedInstruction as why:
+        assert repr(line) in str(why)
+        return True
+    return False
+
+
+def spelled(line: str, place: int, text: str) -> str:
+    """The line with another operand."""
+    old = read_lines("gfx950", line).instructions[0].operands[place].text
+    head, *rest = re.split(rf"(?<![\w\[]){re.escape(old)}(?![\w\]])", line)
+    before = [operand.text for operand in operands(line)[:place]].count(old)
+    return old.join([head, *rest[:before]]) + text + old.join(rest[before:])
+
+
+def registers(file: str, first: int, count: int) -> str:
+    """A tuple of registers as LLVM writes it."""
+    return f"{file}{first}" if count == 1 else f"{file}[{first}:{first + count - 1}]"
+
+
+@pytest.mark.parametrize("line", WELL_FORMED)
+def test_a_register_more_or_less_is_refused(line: str) -> None:
+    assert not refused(line)
+    for place, operand in enumerate(operands(line)):
+        if not operand.count or operand.text == "vcc":
+            continue
+        first = operand.index - (256 if operand.index >= 256 else 0)
+        for count in {operand.count + 1, operand.count - 1, 2 * operand.count} - {0}:
+            other = spelled(line, place, registers(operand.text[0], first, count))
+            assert refused(other), other
+
+
+@pytest.mark.parametrize("line", WELL_FORMED)
+def test_an_operand_more_or_less_or_of_no_kind_is_refused(line: str) -> None:
+    for place, operand in enumerate(operands(line)):
+        assert refused(spelled(line, place, "ttmp0")), operand
+        assert refused(spelled(line, place, f"{operand.text}, v9")), operand
+    if operands(line) and not line.startswith(("v_cmp_lt_u32_e32", "s_load", "s_buffer_load")):
+        shorter = spelled(line, 0, "").replace(" ,", "", 1).strip()
+        assert refused(shorter), shorter
+
+
+@pytest.mark.parametrize("line", WELL_FORMED)
+@pytest.mark.parametrize("modifier", ["no_such:1", "tfe", "mul:2", "offset2:1", "op_sel:3", "op_sel_hi:[0,2]", "sc0:1"])
+def test_a_modifier_of_no_instruction_is_refused(line: str, modifier: str) -> None:
+    assert refused(f"{line} {modifier}")
+
+
+@pytest.mark.parametrize("line", WELL_FORMED)
+def test_a_sign_is_refused_where_no_float_is_read(line: str) -> None:
+    for place, operand in enumerate(operands(line)):
+        if operand.count and not re.match(r"v_(add_f32|add_f64|cndmask|cvt_f32_f64|fmac|div_scale|cvt_scalef32)", line):
+            assert refused(spelled(line, place, f"-{operand.text}")), operand
+            assert refused(spelled(line, place, f"|{operand.text}|")), operand
+
+
+@pytest.mark.machine
+@pytest.mark.parametrize("line", WELL_FORMED)
+def test_what_is_well_formed_here_llvm_takes(line: str) -> None:
+    assert accepts("gfx950", f"{line}\n.Lend:")
 
 
 def inline(*lines: str) -> str:

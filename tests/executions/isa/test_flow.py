@@ -30,6 +30,8 @@ def test_overwritten_result_is_unread(lines: tuple[str, ...]) -> None:
         ("v_add_u32_e32 v1, v2, v3", "v_mov_b32_e32 v4, v1"),
         # The accumulator is a source.
         ("v_mov_b32_e32 v1, v2", "v_fmac_f32_e32 v1, v3, v4"),
+        # A transposing read of 64 bits fills two registers.
+        ("v_mov_b32_e32 v4, v1", "ds_read_b64_tr_b16 v[2:3], v0", "v_add_u32_e32 v5, v4, v4"),
         # Half of the register stays.
         ("v_mov_b32_e32 v1, v2", "v_mov_b32_sdwa v1, v3 dst_sel:WORD_1 dst_unused:UNUSED_PRESERVE src0_sel:WORD_0"),
         # Lanes without a source keep the old value.

@@ -146,7 +146,7 @@ FAULTS = {
         256}
     ),
     "a load into LDS": Watched(
-        "s_movk_i32 m0, 0x80\nbuffer_load_dword v1, s[12:15], 0 offen lds ; <<",
+        "s_movk_i32 m0, 0x80\ns_nop 0\nbuffer_load_dword v1, s[12:15], 0 offen lds ; <<",
         "out-of-bounds LDS", "byte 256 outside", "workgroup 0, wave 0, lane 32", {"lds": 256},
     ),
     "a scratch store": Watched(
@@ -180,7 +180,7 @@ FAULTS = {
     ),
     "what an atomic adds": stored("global_atomic_add v1, v9, s[6:7] ; <<", "v9"),
     "a product": stored(
-        "v_mov_b32_e32 v4, 0\nv_mov_b32_e32 v5, 0\nv_mfma_f32_16x16x16_f16 v[8:11], v[4:5], v[20:21], 0\n"
+        "v_mov_b32_e32 v4, 0\nv_mov_b32_e32 v5, 0\ns_nop 1\nv_mfma_f32_16x16x16_f16 v[8:11], v[4:5], v[20:21], 0\ns_nop 6\n"
         "global_store_dword v1, v8, s[6:7] ; <<", "v8",
     ),
     "what lay in LDS": stored("ds_read_b32 v2, v1\ns_waitcnt lgkmcnt(0)\nglobal_store_dword v1, v2, s[6:7] ; <<", "v2",
@@ -195,7 +195,7 @@ FAULTS = {
         "scratch_load_dword v2, off, off\ns_waitcnt vmcnt(0)\nglobal_store_dword v1, v2, s[6:7] ; <<", "v2", scratch=32
     ),
     "what another lane never wrote": stored(
-        "s_mov_b64 exec, 1\nv_mov_b32_e32 v9, 1\ns_mov_b64 exec, -1\n"
+        "s_mov_b64 exec, 1\nv_mov_b32_e32 v9, 1\ns_mov_b64 exec, -1\ns_nop 0\n"
         "v_mov_b32_dpp v8, v9 row_newbcast:1 row_mask:0xf bank_mask:0xf\n"
         "global_store_dword v1, v8, s[6:7] ; <<", "v8",
     ),
@@ -353,7 +353,7 @@ def test_a_fault_names_the_register_that_is_to_blame(name: str) -> None:
     assert watched.says in str(found.value)
 
 
-_M0 = "s_mov_b32 m0, 0\n"
+_M0 = "s_mov_b32 m0, 0\ns_nop 0\n"
 _FIRST_ONLY = "s_cbranch_scc1 .Lsecond\n{first}\ns_barrier\ns_endpgm\n.Lsecond:\ns_barrier\n{second} ; <<"
 
 # Rarer: loads whose wait is missing, registers that nobody wrote and accesses that meet.
@@ -440,7 +440,7 @@ UNSEEN = {
     ),
     "a product's scale": stored(
         "".join(f"v_mov_b32_e32 v{k}, 0\n" for k in range(20, 36))
-        + "v_mfma_scale_f32_16x16x128_f8f6f4 v[8:11], v[20:27], v[28:35], 0, v2, v3 op_sel_hi:[0,0,0]\n"
+        + "s_nop 1\nv_mfma_scale_f32_16x16x128_f8f6f4 v[8:11], v[20:27], v[28:35], 0, v2, v3 op_sel_hi:[0,0,0]\ns_nop 11\n"
         "global_store_dword v1, v8, s[6:7] ; <<", "v8", arch="gfx950",
     ),
     "EXEC turned on": undecided("s_mov_b64 exec, 0\ns_or_saveexec_b64 s[16:17], s[20:21] ; <<"),
@@ -491,7 +491,7 @@ FINE = {
     ),
     "a value that nobody uses": Watched("v_add_f32_e32 v10, v9, v9\nv_mul_f32_e32 v11, v10, v0\ns_add_u32 s21, s20, s20"),
     "what a selection does not choose": Watched(
-        "v_cmp_gt_u32_e32 vcc, 0x100, v0\nv_cndmask_b32_e32 v2, v9, v0, vcc\nglobal_store_dword v1, v2, s[6:7]"
+        "v_cmp_gt_u32_e32 vcc, 0x100, v0\ns_nop 1\nv_cndmask_b32_e32 v2, v9, v0, vcc\nglobal_store_dword v1, v2, s[6:7]"
     ),
     "masked bits of a mask": Watched(
         "s_mov_b64 exec, 1\nv_cmp_eq_u32_e64 s[16:17], v0, v0\ns_mov_b64 exec, -1\ns_and_b64 s[16:17], s[16:17], 1\n"
@@ -528,7 +528,7 @@ FINE = {
         "s_waitcnt lgkmcnt(0)\ns_barrier\nds_write_b32 v2, v0", how={"waves": 2, "lds": 512},
     ),
     "a load into LDS that is waited for": Watched(
-        "s_lshl_b32 m0, s8, 2\nbuffer_load_dword v1, s[12:15], 0 offen lds\ns_waitcnt vmcnt(0)\ns_barrier\n"
+        "s_lshl_b32 m0, s8, 2\ns_nop 0\nbuffer_load_dword v1, s[12:15], 0 offen lds\ns_waitcnt vmcnt(0)\ns_barrier\n"
         "v_xor_b32_e32 v2, 0x100, v1\nds_read_b32 v3, v2", how={"waves": 2, "lds": 512},
     ),
     "LDS of the workgroup before": Watched(
