@@ -53,8 +53,8 @@ class Kind(IntEnum):
 # Columns of a row.
 (KIND, OP, DST, SRC0, SRC1, SRC2, SRC3, DST_WORDS, WORDS0, WORDS1, WORDS2, WORDS3, SOURCES, MASK, CARRY, LANES, IMMEDIATE,
  CLAMP, SELECT0, SELECT1, SELECT2, SELECT_DST, NEGATE, ABSOLUTE, SIGNS, OP_SEL, OP_SEL_HI, DPP, DPP_VALUE, DPP_MASKS, TARGET,
- OFFSET, SIZE, FLAGS, MATRIX_ROW, PLAIN, UPWARD) = range(37)  # fmt: skip
-COLUMNS = 37
+ OFFSET, SIZE, FLAGS, MATRIX_ROW, PLAIN, UPWARD, PARTS) = range(38)  # fmt: skip
+COLUMNS = 38
 
 CLAMP_INTEGER, CLAMP_FLOAT = 1, 2
 SCALAR_BASE, LITERAL_BASE, NOTHING = 512, 1024, -1
@@ -66,6 +66,14 @@ KEEP_REST, SIGN_REST = 8, 32
 
 # The low word of the result depends on the low words of the sources alone.
 UPWARD_CARRY = frozenset({"v_mad_u64_u32", "v_mad_i64_i32", "v_lshl_add_u64", "v_lshlrev_b64", "v_mov_b64"})
+
+# What of a source's register is read, two bits a source: all of it, or one half alone.
+LOW_PART, HIGH_PART = 1, 2
+# In the same column: the result is the source as it is.
+COPY = 1 << 8
+# Or bytes of two sources that the third one names.
+PERMUTES = 1 << 9
+_COPIES = frozenset({"v_mov_b32", "v_accvgpr_read_b32", "v_accvgpr_write_b32", "v_accvgpr_mov_b32"})
 
 # Flags of memory rows.
 (STORE, ATOMIC, TO_LDS, SIGNED_LOAD, HIGH_HALF, LOW_HALF, RETURNS, TWO, TRANSPOSED, FLAT, OFFEN, IDXEN) = (
@@ -218,7 +226,7 @@ class _Encoder:
             if meaning.carry:
                 row[CARRY] = operands.pop(0).index
         if meaning.mask:
-            row[MASK] = VCC if name == "v_div_fmas_f32" else operands.pop().index
+            row[MASK] = VCC if name.startswith("v_div_fmas") else operands.pop().index
         letters = meaning.sources
         expected = len(letters) - (1 if meaning.accumulates else 0)
         if len(operands) != expected:
@@ -242,6 +250,32 @@ class _Encoder:
         self._modifiers(row, at, meaning, name)
         plain = not (row[NEGATE] or row[ABSOLUTE] or row[SELECT0] or row[SELECT1] or row[SELECT2] or row[DPP])
         row[PLAIN] = int(plain and not meaning.packed)
+        row[PARTS] = self._parts(row, name, letters, operands)
+        if plain and name in _COPIES:
+            row[PARTS] |= COPY
+        if name == "v_perm_b32":
+            row[PARTS] |= PERMUTES
+
+    def _parts(self, row: Array, name: str, letters: str, operands: list[Operand]) -> int:
+        """Of each source, the half of its register that the result depends on, if it is one alone."""
+        found = [0, 0, 0, 0]
+        for place, letter in enumerate(letters):
+            select = int(row[SELECT0 + place]) & 15 if place < 3 else 0
+            if select:
+                found[place] = LOW_PART if select in (1, 2, 5) else HIGH_PART
+            elif letter in "hkws":
+                found[place] = LOW_PART
+        constants = [operand.value if operand.kind == "constant" else None for operand in operands]
+        if name == "v_and_b32" and not row[DPP]:
+            for place, mask in ((0, constants[1]), (1, constants[0])):
+                if mask is not None and not found[place]:
+                    found[place] = LOW_PART if mask & 0xFFFF0000 == 0 else HIGH_PART if mask & 0xFFFF == 0 else 0
+        elif name in ("v_lshlrev_b32", "v_lshrrev_b32", "v_ashrrev_i32") and not found[1]:
+            if constants[0] is not None and constants[0] & 31 >= 16:
+                found[1] = LOW_PART if name == "v_lshlrev_b32" else HIGH_PART
+        elif name.startswith("v_cvt_f32_ubyte") and not found[0]:
+            found[0] = LOW_PART if name[-1] in "01" else HIGH_PART
+        return sum(part << (2 * place) for place, part in enumerate(found))
 
     def _clamp(self, at: Instruction, meaning: Vector) -> int:
         letters = {letter for letter, _ in meaning.results}
@@ -431,6 +465,7 @@ class _Encoder:
                 _refuse(at, f"the modifier {next(iter(at.modifiers))!r} is not known on {name}")
         elif name in IDLE:
             row[KIND] = Kind.NOTHING
+            row[OP] = int(name == "buffer_inv" and "sc1" in at.modifiers)
         else:
             _refuse(at, f"{name} is not modelled")
 
