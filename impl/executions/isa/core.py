@@ -10,6 +10,7 @@ condition, a result used before its wait, two waves that meet in LDS without a b
 
 from __future__ import annotations
 
+import functools
 import math
 from typing import NamedTuple
 
@@ -49,6 +50,9 @@ from impl.executions.isa.lanes import directory
 
 # Tells numba where compiled code is kept, before the first function asks.
 directory()
+
+quick = functools.partial(njit, _nrt=False)
+"""Compiles without counting who holds an array, which is two fifths of the time else: for functions that make none."""
 
 # Columns of a wave's own numbers.
 (PC, STATUS, SCC, MODE, VM_ISSUED, VM_DONE, LGKM_ISSUED, LGKM_DONE, SMEM_OPEN, COUNT, PUBLISHED_LGKM,
@@ -158,6 +162,9 @@ class Work(NamedTuple):
     addend_known: Array
     small: Array
     places: Array
+    pointers: Array
+    lanes: Array
+    masks: Array
 
 
 class Start(NamedTuple):
@@ -186,36 +193,36 @@ def _pointer64(context, address):
     return types.CPointer(types.uint64)(types.int64), generate
 
 
-@njit
+@quick
 def fault(run, kind, pc, wave, lane, address, more):
     run[FAULT_KIND], run[FAULT_PC], run[FAULT_WAVE] = kind, pc, wave
     run[FAULT_LANE], run[FAULT_ADDRESS], run[FAULT_MORE] = lane, address, more
     return FAULT
 
 
-@njit
+@quick
 def first_lane(mask):
     return trailing_zeros64(mask)
 
 
-@njit
+@quick
 def scalar64(s, index):
     return u64(s[index]) | u64(s[index + 1]) << u64(32)
 
 
-@njit
+@quick
 def put_scalar64(s, index, value):
     s[index] = u32(value & u64(0xFFFFFFFF))
     s[index + 1] = u32(value >> u64(32))
 
 
-@njit
+@quick
 def unready(w, register, marks_vm, marks_lgkm):
     """Whether a load into a vector register has not been waited for."""
     return marks_vm[register] > w[VM_DONE] or marks_lgkm[register] > w[LGKM_DONE]
 
 
-@njit
+@quick
 def late_vector(w, register, count, marks_vm, marks_lgkm):
     """The first of some vector registers whose load has not been waited for, or -1."""
     for word in range(count):
@@ -224,7 +231,7 @@ def late_vector(w, register, count, marks_vm, marks_lgkm):
     return i64(-1)
 
 
-@njit
+@quick
 def late_over(w, marks, done, register, count):
     """The first of some registers over whose load one of another kind may come: those of one kind come back in order."""
     for word in range(count):
@@ -233,7 +240,7 @@ def late_over(w, marks, done, register, count):
     return i64(-1)
 
 
-@njit
+@quick
 def late_scalar(sl, w, index, count):
     """The source code of the first of some scalar registers whose load has not been waited for, or -1."""
     for word in range(count):
@@ -242,13 +249,13 @@ def late_scalar(sl, w, index, count):
     return i64(-1)
 
 
-@njit
+@quick
 def late_operand(code, words, sl, w):
     """As `late_scalar`, of a scalar source, which may be a constant."""
     return i64(-1) if code >= row.LITERAL_BASE else late_scalar(sl, w, code - row.SCALAR_BASE, words)
 
 
-@njit
+@quick
 def unknown_scalar(sk, index, count):
     """The source code of the first of some scalar registers that was not written whole, or -1."""
     for word in range(count):
@@ -257,7 +264,7 @@ def unknown_scalar(sk, index, count):
     return i64(-1)
 
 
-@njit
+@quick
 def learn(vk, half, register, execute, known):
     """A register's lanes that execute are written, with what is known or what is not."""
     vk[register] = (vk[register] & ~execute) | (known & execute)
@@ -267,7 +274,7 @@ def learn(vk, half, register, execute, known):
         half[1, register] &= ~unknown
 
 
-@njit
+@quick
 def learn_half(vk, half, register, part, execute, known):
     """One half of a register's lanes that execute is written; the other one stays as it was."""
     other = vk[register] | half[1 - part, register]
@@ -276,13 +283,13 @@ def learn_half(vk, half, register, part, execute, known):
     vk[register] = (vk[register] & ~execute) | (known & execute & other)
 
 
-@njit
+@quick
 def known_half(vk, half, register, part):
     """The lanes of which this half was written."""
     return vk[register] | half[part, register]
 
 
-@njit
+@quick
 def scalar_of(code, words, s, w, literals):
     """A scalar source's bits."""
     if code >= row.LITERAL_BASE:
@@ -294,7 +301,7 @@ def scalar_of(code, words, s, w, literals):
     return scalar64(s, index) if words == 2 else u64(s[index])
 
 
-@njit
+@quick
 def scalar_known(code, words, sk):
     """Which bits of a scalar source were ever written."""
     if code >= row.LITERAL_BASE:
@@ -303,12 +310,12 @@ def scalar_known(code, words, sk):
     return scalar64(sk, index) if words == 2 else u64(sk[index]) | u64(0xFFFFFFFF00000000)
 
 
-@njit
+@quick
 def scc_is_known(sk):
     return sk[row.SCC_INDEX] == u32(0xFFFFFFFF)
 
 
-@njit
+@quick
 def lane_of(kind, value, lane):
     """Where a lane reads under a lane pattern, or -1 for nowhere."""
     place = lane & 15
@@ -331,7 +338,7 @@ def lane_of(kind, value, lane):
     return (lane & ~15) | value
 
 
-@njit
+@quick
 def selected(bits, select):
     """The byte or half of a register that a source selector names."""
     which = select & 15
@@ -346,7 +353,7 @@ def selected(bits, select):
     return found
 
 
-@njit
+@quick
 def gather(r, place, v, s, w, literals, buffer, execute):
     """A vector instruction's source with everything that modifies it, into a buffer. Gives the lanes that count, for DPP."""
     code, words = r[row.SRC0 + place], r[row.WORDS0 + place]
@@ -409,25 +416,27 @@ def gather(r, place, v, s, w, literals, buffer, execute):
     return valid
 
 
-@njit
+@quick
 def across(r, buffer, words, execute):
     """Moves lanes as the DPP pattern says. Gives the lanes whose result is written."""
     written = u64(0)
     masks = r[row.DPP_MASKS]
     for word in range(words):
-        old = buffer[word * 64 : word * 64 + 64].copy()
         written = u64(0)
+        # An operand has two words at most: behind them there is room.
+        for lane in range(64):
+            buffer[128 + lane] = buffer[word * 64 + lane]
         for lane in range(64):
             source = lane_of(r[row.DPP], r[row.DPP_VALUE], lane)
             valid = source >= 0 and (execute >> u64(source)) & u64(1) != u64(0)
-            buffer[word * 64 + lane] = old[source] if valid else u32(0)
+            buffer[word * 64 + lane] = buffer[128 + source] if valid else u32(0)
             gated = (masks >> (lane // 16)) & 1 and (masks >> (4 + (lane & 15) // 4)) & 1
             if gated and (valid or masks & 256):
                 written |= u64(1) << u64(lane)
     return written
 
 
-@njit
+@quick
 def known_of(r, place, vk, sk, execute, low_only):
     """The lanes of a vector instruction's source that were ever written, DPP applied; of its low word only if asked."""
     code, words = r[row.SRC0 + place], 1 if low_only else r[row.WORDS0 + place]
@@ -446,7 +455,7 @@ def known_of(r, place, vk, sk, execute, low_only):
     return _ALL if scalar_known(code, words, sk) == _ALL else u64(0)
 
 
-@njit
+@quick
 def known_across(r, known, execute):
     """What is known of a source, moved as its DPP pattern says."""
     moved = u64(0)
@@ -458,7 +467,7 @@ def known_across(r, known, execute):
     return moved
 
 
-@njit
+@quick
 def known_by_halves(r, vk, half, s, sk, w, literals, execute, low_half):
     """The lanes of a result that are known where only halves of the sources are; of two halves in one, the lower if asked."""
     if r[row.PARTS] & row.PERMUTES:
@@ -477,7 +486,7 @@ def known_by_halves(r, vk, half, s, sk, w, literals, execute, low_half):
     return known
 
 
-@njit
+@quick
 def note_written(r, vk, half, written, known_low, known):
     """What is known of a vector instruction's result where it is not all of it, or where a part of the register stays."""
     register, select = r[row.DST], r[row.SELECT_DST]
@@ -497,7 +506,7 @@ def note_written(r, vk, half, written, known_low, known):
             learn(vk, half, register + word, written, known if word else known_low)
 
 
-@njit
+@quick
 def known_permuted(r, vk, half, s, sk, w, literals):
     """The lanes of v_perm_b32's result that are known, by the halves that its bytes come from, if it names them by a scalar."""
     code = r[row.SRC2]
@@ -519,7 +528,7 @@ def known_permuted(r, vk, half, s, sk, w, literals):
     return known
 
 
-@njit
+@quick
 def late_source(r, place, w, vm, vl, sl):
     """Of a vector instruction's source, the first register whose load has not been waited for, or -1."""
     code, words = r[row.SRC0 + place], r[row.WORDS0 + place]
@@ -539,7 +548,7 @@ def late_source(r, place, w, vm, vl, sl):
     return late_vector(w, code, words, vm, vl)
 
 
-@njit
+@quick
 def write_lanes(v, register, values, at, execute, select):
     """A result's word into a register: the lanes that execute, the byte or half that the selector names."""
     if select == 0:
@@ -565,7 +574,7 @@ def write_lanes(v, register, values, at, execute, select):
                 v[register, lane] = u32(value)
 
 
-@njit
+@quick
 def region_of(address, size, low, high, run):
     """The argument in which all bytes of an access lie, or -1."""
     last = run[LAST_REGION]
@@ -584,13 +593,13 @@ def region_of(address, size, low, high, run):
     return -1
 
 
-@njit
+@quick
 def slot_of(address, region, low, page_base):
     """Where a page of an argument stands in the tables of pages."""
     return page_base[region] + (address >> _PAGE_BITS) - (low[region] >> _PAGE_BITS)
 
 
-@njit
+@quick
 def claim(places, how, memory, run):
     """Marks what the lanes write as written by this workgroup, or touched by its atomic: (kind of fault, lane, other workgroup).
 
@@ -637,7 +646,7 @@ def claim(places, how, memory, run):
     return 0, i64(0), i64(0)
 
 
-@njit
+@quick
 def overlook(places, memory, run):
     """Marks the whole words that the lanes load as read by this workgroup: (kind of fault, lane, other workgroup).
 
@@ -674,7 +683,7 @@ def overlook(places, memory, run):
     return 0, i64(0), i64(0)
 
 
-@njit
+@quick
 def put_loaded(v, r, register, lane, address):
     """The bytes of one lane from memory into its registers."""
     size, flags = r[row.SIZE], r[row.FLAGS]
@@ -688,7 +697,7 @@ def put_loaded(v, r, register, lane, address):
     put_narrow(v, register, lane, value, size, flags)
 
 
-@njit
+@quick
 def put_narrow(v, register, lane, value, size, flags):
     if flags & row.SIGNED_LOAD:
         value = ((value << (64 - 8 * size)) >> (64 - 8 * size)) & 0xFFFFFFFF
@@ -699,7 +708,7 @@ def put_narrow(v, register, lane, value, size, flags):
     v[register, lane] = u32(value)
 
 
-@njit
+@quick
 def store_from(v, r, register, lane, address):
     size = r[row.SIZE]
     if size >= 4:
@@ -714,7 +723,7 @@ def store_from(v, r, register, lane, address):
         store_u8(address + 1, np.uint8((value >> u32(8)) & u32(255)))
 
 
-@njit
+@quick
 def atomic_result(op, old, new, compare):
     """The 32-bit value that an atomic leaves in memory."""
     a, b = i64(old), i64(new)
@@ -754,7 +763,7 @@ def atomic_result(op, old, new, compare):
     return u32(low | to_bf16(from_bf16(a >> 16) + from_bf16(b >> 16)) << 16)
 
 
-@njit
+@quick
 def atomic_result64(op, old, new, compare):
     if op == 0:
         return new
@@ -789,7 +798,7 @@ def atomic_result64(op, old, new, compare):
     return bits_of_f64(max(f64_of(old), f64_of(new)))
 
 
-@njit
+@quick
 def atomic_at(address, r, v, lane, data):
     """One lane's atomic in memory; gives the value before, as 64 bits."""
     op = r[row.OP]
@@ -807,12 +816,12 @@ def atomic_at(address, r, v, lane, data):
     return u64(before)
 
 
-@njit
+@quick
 def lane_bit(mask, lane):
     return (mask >> u64(lane)) & u64(1) != u64(0)
 
 
-@njit
+@quick
 def element(v, base, item, lane, kind, mode):
     """Item number `item` of a matrix operand in a lane, as a number."""
     if kind == 0:
@@ -837,7 +846,7 @@ def element(v, base, item, lane, kind, mode):
     return f64(six_bit(v, base, item, lane, kind))
 
 
-@njit
+@quick
 def six_bit(v, base, item, lane, kind):
     """E2M3 (kind 8) or E3M2 (kind 9), packed without gaps."""
     first = 6 * item
@@ -857,7 +866,7 @@ def six_bit(v, base, item, lane, kind):
     return -size if code & 32 else size
 
 
-@njit
+@quick
 def depth_of(item, group, per_lane, depth, split):
     """Which k an item of a lane holds; `group` numbers the lanes that share a row. Split: 8-bit operands of f8f6f4."""
     if split:
@@ -865,12 +874,12 @@ def depth_of(item, group, per_lane, depth, split):
     return group * per_lane + item
 
 
-@njit
+@quick
 def scale_factor(code):
     return math.nan if code == 255 else math.ldexp(1.0, code - 127)
 
 
-@njit
+@quick
 def read_operand(v, vk, base, words, kind, per_lane, wide, blocks, depth, split, mode, numbers, known):
     """A matrix operand from its registers into numbers[block, line, k]; known[block, line] says whether all of a line is."""
     known[:blocks, :wide] = True
@@ -898,7 +907,7 @@ def read_operand(v, vk, base, words, kind, per_lane, wide, blocks, depth, split,
                 known[block, line] = False
 
 
-@njit
+@quick
 def apply_scales(r, side, v, vk, s, sk, w, literals, wide, depth, numbers, known):
     """Multiplies each 32 numbers along k by the power of two of the lane that owns them."""
     code = r[row.SRC3] if side == 0 else r[row.TARGET]
@@ -918,7 +927,7 @@ def apply_scales(r, side, v, vk, s, sk, w, literals, wide, depth, numbers, known
                 numbers[0, line, k] *= factor
 
 
-@njit
+@quick
 def matrix(r, m, v, vk, half, s, sk, w, literals, left, right, known_left, known_right, addend, addend_known):
     """D = A B + C. Products are exact; a result is rounded once (docs/isa.md says what hardware does instead)."""
     rows, columns, depth, blocks = m[row.M], m[row.N], m[row.K], m[row.BLOCKS]
@@ -962,7 +971,8 @@ def matrix(r, m, v, vk, half, s, sk, w, literals, left, right, known_left, known
     # C is read before any of D is written: they may overlap.
     for item in range(results):
         if c < row.SCALAR_BASE:
-            addend[item, :] = v[c + item]
+            for lane in range(64):
+                addend[item, lane] = v[c + item, lane]
             addend_known[item] = vk[c + item]
         else:
             value = scalar_of(c, 2 if output == 2 else 1, s, w, literals)
@@ -988,7 +998,7 @@ def matrix(r, m, v, vk, half, s, sk, w, literals, left, right, known_left, known
                 finish(v, vk, output, d, item, lane, total, known, mode, addend, addend_known)
 
 
-@njit
+@quick
 def finish(v, vk, output, d, item, lane, total, known, mode, addend, addend_known):
     """Adds C and writes one item of D."""
     bit = u64(1) << u64(lane)
@@ -1013,7 +1023,7 @@ def finish(v, vk, output, d, item, lane, total, known, mode, addend, addend_know
         vk[d + item] |= bit
 
 
-@njit
+@quick
 def overtakes(watch, unit, epoch, wave, w_all):
     """Whether another wave wrote here before the last barrier and did not wait for it there."""
     if watch[0, unit] == 0 or watch[0, unit] >= epoch or watch[4, unit] == wave:
@@ -1024,7 +1034,7 @@ def overtakes(watch, unit, epoch, wave, w_all):
     return -watch[5, unit] > last[PUBLISHED_VM]
 
 
-@njit
+@quick
 def lds_touch(how, first, count, wave, sequence, run, w_all, lds, new_at, watch, reads):
     """Notes an access of LDS and says whether it meets another wave's without a barrier between them.
 
@@ -1074,28 +1084,27 @@ def lds_touch(how, first, count, wave, sequence, run, w_all, lds, new_at, watch,
     return False
 
 
-@njit
+@quick
 def set_known_scalar(sk, index, words, known):
     sk[index] = u32(known & u64(0xFFFFFFFF))
     if words == 2:
         sk[index + 1] = u32(known >> u64(32))
 
 
-@njit
-def step_vector(r, w, v, vk, half, s, sk, literals, buffers, addresses, vectors):
+@quick
+def step_vector(r, w, v, vk, half, s, sk, literals, buffers, addresses, pointers, vectors):
     """A vector instruction or a comparison. Gives a kind of fault, or 0."""
     execute = scalar64(s, 126)
     written = execute
     known = _ALL
-    pointers = addresses.copy()
     for place in range(r[row.SOURCES]):
         known &= known_of(r, place, vk, sk, execute, False)
         code = r[row.SRC0 + place]
         if r[row.PLAIN] and code < row.SCALAR_BASE:
             pointers[place] = v.ctypes.data + code * 256
         else:
-            valid = gather(r, place, v, s, w, literals, buffers[place], execute)
-            written &= valid
+            pointers[place] = addresses[place]
+            written &= gather(r, place, v, s, w, literals, buffers[place], execute)
     if r[row.MASK] >= 0:
         mask = scalar64(s, r[row.MASK])
         mask_known = scalar64(sk, r[row.MASK])
@@ -1151,7 +1160,7 @@ def step_vector(r, w, v, vk, half, s, sk, literals, buffers, addresses, vectors)
     return 0
 
 
-@njit
+@quick
 def clamp_floats(r, result):
     """To [0, 1]; NaN is 0. Integers saturate in their own meaning."""
     for lane in range(64 * max(1, r[row.DST_WORDS])):
@@ -1159,7 +1168,7 @@ def clamp_floats(r, result):
         result[lane] = u32(bits_of_f32(min(value, f32(1.0)))) if value > 0 else u32(0)
 
 
-@njit
+@quick
 def late_for_scalar(r, w, sl):
     """Of a scalar instruction, the first register whose load has not been waited for, or -1."""
     for place in range(r[row.SOURCES]):
@@ -1171,7 +1180,7 @@ def late_for_scalar(r, w, sl):
     return late_scalar(sl, w, r[row.DST], max(1, r[row.DST_WORDS]))
 
 
-@njit
+@quick
 def step_scalar(r, w, s, sk, literals, numbers, numbers_at, scalar):
     """A scalar instruction. Gives a kind of fault, or 0."""
     known = _ALL
@@ -1212,7 +1221,7 @@ def step_scalar(r, w, s, sk, literals, numbers, numbers_at, scalar):
     return 0
 
 
-@njit
+@quick
 def kept_bits(r, s, sk, w, literals):
     """Which bits of a scalar result are known although not all of its sources' are."""
     how = r[row.IMMEDIATE]
@@ -1243,7 +1252,7 @@ def kept_bits(r, s, sk, w, literals):
     return both
 
 
-@njit
+@quick
 def step_branch(r, w, s, sk):
     """Where the wave goes on, or -1 for a condition that nobody knows."""
     op = r[row.OP]
@@ -1262,7 +1271,7 @@ def step_branch(r, w, s, sk):
     return r[row.TARGET] if taken else w[PC]
 
 
-@njit
+@quick
 def swap_bits(masks, a, b, in_a, in_b):
     """Two registers' lanes, one of each, change places in what is known of them."""
     bit_a, bit_b = u64(1) << u64(in_a), u64(1) << u64(in_b)
@@ -1271,7 +1280,7 @@ def swap_bits(masks, a, b, in_a, in_b):
     masks[b] = masks[b] | bit_b if was_a else masks[b] & ~bit_b
 
 
-@njit
+@quick
 def swap_rows(r, v, vk, half):
     """v_permlane16_swap and v_permlane32_swap: halves or rows of two registers change places."""
     a, b, width = r[row.DST], r[row.SRC0], r[row.OP]
@@ -1286,7 +1295,7 @@ def swap_rows(r, v, vk, half):
                     swap_bits(half[part], a, b, high, low)
 
 
-@njit
+@quick
 def swap(v, vk, half, a, b, execute):
     for lane in range(64):
         if lane_bit(execute, lane):
@@ -1295,7 +1304,7 @@ def swap(v, vk, half, a, b, execute):
         masks[a], masks[b] = (masks[a] & ~execute) | (masks[b] & execute), (masks[b] & ~execute) | (masks[a] & execute)
 
 
-@njit
+@quick
 def step_memory(r, wave, own, literals, shared, memory, run, w_all, small, places):
     """A buffer, global or flat access of all lanes that execute."""
     w, v, vk, half, vm, vl, s, sk, sl = own
@@ -1455,8 +1464,8 @@ def step_memory(r, wave, own, literals, shared, memory, run, w_all, small, place
     return DONE
 
 
-@njit
-def step_scratch(r, wave, registers, scratch, scratch_known, run):
+@quick
+def step_scratch(r, wave, registers, scratch, scratch_known, run, masks):
     """A lane's private memory."""
     w, v, vk, half, vm, vl, s, sk, sl = registers
     execute = scalar64(s, 126)
@@ -1480,7 +1489,8 @@ def step_scratch(r, wave, registers, scratch, scratch_known, run):
     if own >= 0 and (vk[own] & execute) != execute:
         return fault(run, UNKNOWN_ADDRESS, pc, wave, first_lane(execute & ~vk[own]), 0, own)
     w[VM_ISSUED] += 1
-    unknown = np.zeros(4, np.uint64)
+    unknown = masks
+    unknown[:] = u64(0)
     for lane in range(64):
         if not lane_bit(execute, lane):
             continue
@@ -1519,8 +1529,8 @@ def step_scratch(r, wave, registers, scratch, scratch_known, run):
     return DONE
 
 
-@njit
-def step_lds(r, wave, registers, shared, w_all, run, small):
+@quick
+def step_lds(r, wave, registers, shared, w_all, run, small, lanes, masks):
     """Reads, writes and atomics of the workgroup's shared memory."""
     w, v, vk, half, vm, vl, s, _, _ = registers
     lds, lds_known = shared.content, shared.known
@@ -1539,14 +1549,17 @@ def step_lds(r, wave, registers, shared, w_all, run, small):
         if late >= 0:
             return fault(run, MISSING_WAIT, pc, wave, -1, 0, late)
     if flags & row.TRANSPOSED:
-        return read_transposed(r, w, v, vk, half, vl, s, wave, shared, w_all, run, small)
+        return read_transposed(r, w, v, vk, half, vl, s, wave, shared, w_all, run, small, lanes)
     w[LGKM_ISSUED] += 1
     # The first part may overwrite the addresses of the second.
-    starts = v[own].copy()
+    starts = lanes[0]
+    for lane in range(64):
+        starts[lane] = v[own, lane]
     for part in range(parts):
         first = (r[row.SRC1] if part else register) if store else register + part * words
         offset = r[row.TARGET] if part else r[row.OFFSET]
-        known_all = np.zeros(4, np.uint64)
+        known_all = masks
+        known_all[:] = u64(0)
         for lane in range(64):
             if not lane_bit(execute, lane):
                 continue
@@ -1629,8 +1642,8 @@ def step_lds(r, wave, registers, shared, w_all, run, small):
     return DONE
 
 
-@njit
-def read_transposed(r, w, v, vk, half, vl, s, wave, shared, w_all, run, small):
+@quick
+def read_transposed(r, w, v, vk, half, vl, s, wave, shared, w_all, run, small, lanes):
     """ds_read_b64_tr: in each sixteen lanes, what they read together is a matrix, and each gets a column of it."""
     execute = scalar64(s, 126)
     lds, lds_known = shared.content, shared.known
@@ -1639,7 +1652,7 @@ def read_transposed(r, w, v, vk, half, vl, s, wave, shared, w_all, run, small):
     if execute != _ALL:
         return fault(run, EXEC_EMPTY, pc, wave, first_lane(~execute), 0, 1)
     w[LGKM_ISSUED] += 1
-    whole = np.zeros((64, 2), np.uint32)
+    lanes[:] = u32(0)
     fine = u64(0)
     for lane in range(64):
         place = (i64(v[own, lane]) + r[row.OFFSET]) & 0xFFFFFFFF
@@ -1649,7 +1662,7 @@ def read_transposed(r, w, v, vk, half, vl, s, wave, shared, w_all, run, small):
             return fault(run, LDS_RACE, pc, wave, lane, place, READS)
         known = True
         for byte in range(8):
-            whole[lane, byte // 4] |= u32(lds[place + byte]) << u32(8 * (byte % 4))
+            lanes[byte // 4, lane] |= u32(lds[place + byte]) << u32(8 * (byte % 4))
             known = known and lds_known[place + byte] != 0
         if known:
             fine |= u64(1) << u64(lane)
@@ -1663,7 +1676,7 @@ def read_transposed(r, w, v, vk, half, vl, s, wave, shared, w_all, run, small):
         for line in range(items):
             index = 16 * line + column
             source, item = group + index // items, index % items
-            both = u64(whole[source, 0]) | u64(whole[source, 1]) << u64(32)
+            both = u64(lanes[0, source]) | u64(lanes[1, source]) << u64(32)
             value |= ((both >> u64(bits * item)) & mask) << u64(bits * line)
             known = known and lane_bit(fine, source)
         v[register, lane] = u32(value & u64(0xFFFFFFFF))
@@ -1676,8 +1689,8 @@ def read_transposed(r, w, v, vk, half, vl, s, wave, shared, w_all, run, small):
     return DONE
 
 
-@njit
-def step_permute(r, w, v, vk, half, vl, s, wave, run):
+@quick
+def step_permute(r, w, v, vk, half, vl, s, wave, run, found):
     """ds_bpermute (0), ds_permute (1), ds_swizzle (2): lanes exchange a register through the LDS hardware."""
     execute = scalar64(s, 126)
     op, offset = r[row.OP], r[row.OFFSET]
@@ -1685,7 +1698,7 @@ def step_permute(r, w, v, vk, half, vl, s, wave, run):
         return fault(run, UNKNOWN_ADDRESS, w[PC] - 1, wave, first_lane(execute & ~vk[r[row.SRC0]]), 0, r[row.SRC0])
     w[LGKM_ISSUED] += 1
     data = r[row.SRC1] if op < 2 else r[row.SRC0]
-    found = np.zeros(64, np.uint32)
+    found[:] = u32(0)
     known = u64(0) if op != 1 else _ALL
     for lane in range(64):
         if not lane_bit(execute, lane):
@@ -1714,7 +1727,7 @@ def step_permute(r, w, v, vk, half, vl, s, wave, run):
     return DONE
 
 
-@njit
+@quick
 def step_scalar_load(r, w, s, sk, sl, wave, memory, run, places):
     pc = w[PC] - 1
     at, by, buffer = r[row.SRC0], r[row.SRC1], r[row.FLAGS] & 1
@@ -1760,7 +1773,7 @@ def step_scalar_load(r, w, s, sk, sl, wave, memory, run, places):
     return DONE
 
 
-@njit
+@quick
 def step_lane(r, w, v, vk, half, vm, vl, s, sk, sl, wave, run, literals):
     """v_readlane, v_readfirstlane, v_writelane. Gives what a run ends with."""
     kind, pc = r[row.KIND], w[PC] - 1
@@ -1809,7 +1822,7 @@ def step_lane(r, w, v, vk, half, vm, vl, s, sk, sl, wave, run, literals):
     return DONE
 
 
-@njit
+@quick
 def run_wave(wave, code, waves, shared, private, memory, run, work, vectors, scalar):
     """Runs one wave until its barrier, its end or a fault."""
     w_all = waves.w
@@ -1839,6 +1852,9 @@ def run_wave(wave, code, waves, shared, private, memory, run, work, vectors, sca
         addend_known,
         small,
         places,
+        pointers,
+        lanes,
+        masks,
     ) = work
     count = rows.shape[0]
     while True:
@@ -1870,7 +1886,7 @@ def run_wave(wave, code, waves, shared, private, memory, run, work, vectors, sca
                     known = known_of(r, place, vk, sk, execute, r[row.UPWARD] != 0)
                     if r[row.MASK] < 0 and (known & execute) != execute:
                         return fault(run, UNKNOWN_READ, pc, wave, -1, 0, r[row.SRC0 + place])
-            bad = step_vector(r, w, v, vk, half, s, sk, literals, buffers, addresses, vectors)
+            bad = step_vector(r, w, v, vk, half, s, sk, literals, buffers, addresses, pointers, vectors)
             if bad:
                 return fault(run, bad, pc, wave, -1, 0, 0)
         elif kind == Kind.SCALAR or kind == Kind.SAVE_EXEC:
@@ -1898,7 +1914,7 @@ def run_wave(wave, code, waves, shared, private, memory, run, work, vectors, sca
         elif kind == Kind.BUFFER or kind == Kind.GLOBAL:
             ends = step_memory(r, wave, own, literals, shared, memory, run, w_all, small, places)
         elif kind == Kind.LDS:
-            ends = step_lds(r, wave, own, shared, w_all, run, small)
+            ends = step_lds(r, wave, own, shared, w_all, run, small, lanes, masks)
         elif kind == Kind.MATRIX:
             m = matrices[r[row.MATRIX_ROW]]
             late = late_vector(w, r[row.SRC0], m[row.WORDS_A], vm, vl)
@@ -1934,7 +1950,7 @@ def run_wave(wave, code, waves, shared, private, memory, run, work, vectors, sca
         elif kind == Kind.SCALAR_LOAD:
             ends = step_scalar_load(r, w, s, sk, sl, wave, memory, run, places)
         elif kind == Kind.SCRATCH:
-            ends = step_scratch(r, wave, own, private.content[wave], private.known[wave], run)
+            ends = step_scratch(r, wave, own, private.content[wave], private.known[wave], run, masks)
         elif kind <= Kind.WRITE_LANE:
             ends = step_lane(r, w, v, vk, half, vm, vl, s, sk, sl, wave, run, literals)
         elif kind == Kind.LDS_PERMUTE:
@@ -1945,7 +1961,7 @@ def run_wave(wave, code, waves, shared, private, memory, run, work, vectors, sca
                 late = late_over(w, vm, VM_DONE, r[row.DST], 1)
             if late >= 0:
                 return fault(run, MISSING_WAIT, pc, wave, -1, 0, late)
-            ends = step_permute(r, w, v, vk, half, vl, s, wave, run)
+            ends = step_permute(r, w, v, vk, half, vl, s, wave, run, lanes[0])
         elif kind == Kind.SWAP_ROWS or kind == Kind.SWAP:
             late = late_vector(w, r[row.DST], 1, vm, vl)
             if late < 0:

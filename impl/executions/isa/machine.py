@@ -243,6 +243,9 @@ def run(
         addend_known,
         small,
         np.zeros((3, 64), np.int64),
+        addresses.copy(),
+        np.zeros((2, 64), np.uint32),
+        np.zeros(4, np.uint64),
     )
     while True:
         memory = core.Memory(low, high, page_base, page_of, pages, read_page_of, read_pages)
