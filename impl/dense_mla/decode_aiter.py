@@ -69,7 +69,9 @@ def assembly(inputs: DecodeInputs) -> DecodeOutputs:
 
 def gluon(inputs: DecodeInputs) -> DecodeOutputs:
     """The answer of the Gluon kernel, which has no argument for a block that is not causal; it raises what it raises."""
-    loader = aiter.load(aiter.locate(settings.aiter_path()), aiter.Platform("gfx950"), execution_on(inputs.query.device))
+    loader = aiter.load(
+        aiter.locate(settings.aiter_path()), aiter.Platform("gfx950"), execution_on(inputs.query.device)
+    )
     attend = loader.symbol(*AITER_GLUON)
     query, out = inputs.query, inputs.out
     if inputs.qlen > 1:

@@ -240,6 +240,44 @@ def dot_bytes(a, b, c):
 
 
 @njit
+def dot_unsigned_bytes(a, b, c):
+    for byte in range(4):
+        c += ((a >> (8 * byte)) & 255) * ((b >> (8 * byte)) & 255)
+    return c
+
+
+@njit
+def dot_shorts(a, b, c):
+    return c + extend(a, 16) * extend(b, 16) + extend(a >> 16, 16) * extend(b >> 16, 16)
+
+
+@njit
+def dot_unsigned_shorts(a, b, c):
+    return c + (a & 0xFFFF) * (b & 0xFFFF) + (a >> 16) * (b >> 16)
+
+
+@njit
+def dot_halves(a, b, c):
+    """c and two products of halves, the products exact, each sum rounded; subnormal c and result are zero (LLVM)."""
+    total = f32(flush(c) + from_half(a & 0xFFFF) * from_half(b & 0xFFFF))
+    return flush(f32(total + from_half(a >> 16) * from_half(b >> 16)))
+
+
+@njit
+def dot_bf16(a, b, c):
+    """Two products of bfloat16 are added first, then c."""
+    total = f32(from_bf16(a) * from_bf16(b))
+    return f32(f32(total + f32(from_bf16(a >> 16) * from_bf16(b >> 16))) + c)
+
+
+@njit
+def dot_bf16_onto(a, b, c):
+    """c is there before the products."""
+    total = f32(c + f32(from_bf16(a) * from_bf16(b)))
+    return f32(total + f32(from_bf16(a >> 16) * from_bf16(b >> 16)))
+
+
+@njit
 def put_half(value, high, old):
     return (old & 0xFFFF) | (value << 16) if high & 1 else (old & 0xFFFF0000) | value
 
@@ -597,6 +635,140 @@ def fix_quotient(quotient, denominator, numerator):
     if quotient != quotient:
         return f32_of(sign | 0x7F800000)
     return f32_of((bits_of_f32(quotient) & 0x7FFFFFFF) | sign)
+
+
+@njit
+def exponent_bits64(a):
+    return i64((bits_of_f64(a) >> u64(52)) & u64(2047))
+
+
+@njit
+def _is_subnormal64(a):
+    return a != 0 and abs(a) < 2.2250738585072014e-308
+
+
+@njit
+def _is_tiny_quotient(numerator, denominator):
+    """Below the normal numbers: it may have become zero already."""
+    return numerator != 0 and abs(numerator / denominator) < 2.2250738585072014e-308
+
+
+@njit
+def needs_scaling64(a, denominator, numerator):
+    if numerator == 0 or denominator == 0:
+        return 0
+    if exponent_bits64(numerator) - exponent_bits64(denominator) >= 768:
+        return 1
+    if _is_subnormal64(denominator):
+        return 0
+    return 1 if _is_tiny_quotient(numerator, denominator) else 0
+
+
+@njit
+def scaled64(a, denominator, numerator):
+    """v_div_scale of binary64: as `scaled`, by 2^128."""
+    if numerator == 0 or denominator == 0:
+        return math.nan
+    same_as_denominator = bits_of_f64(a) == bits_of_f64(denominator)
+    same_as_numerator = bits_of_f64(a) == bits_of_f64(numerator)
+    if exponent_bits64(numerator) - exponent_bits64(denominator) >= 768:
+        return scale64(a, 128) if same_as_denominator else a
+    if _is_subnormal64(denominator):
+        return scale64(a, 128)
+    tiny_reciprocal = _is_subnormal64(1.0 / denominator)
+    tiny_quotient = _is_tiny_quotient(numerator, denominator)
+    if tiny_reciprocal and tiny_quotient:
+        # As in binary32, the published text scales up here.
+        return scale64(a, -128) if same_as_denominator else a
+    if tiny_reciprocal:
+        return scale64(a, -128)
+    if tiny_quotient:
+        return scale64(a, 128) if same_as_numerator else a
+    if exponent_bits64(numerator) <= 53:
+        return scale64(a, 128)
+    return a
+
+
+@njit
+def _error_of_fma(a, b, c, result):
+    """a * b + c less what it was rounded to; right in its sign, and zero only if it is."""
+    product = a * b
+    low = fma64(a, b, -product)
+    first = c + low
+    part = first - c
+    rest = (c - (first - part)) + (low - part)
+    second = product + first
+    part = second - product
+    left = (product - (second - part)) + (first - part)
+    error = (second - result) + left
+    return error + rest
+
+
+@njit
+def scaled_fma64(a, b, c, power):
+    """(a * b + c) * 2^power, rounded once."""
+    once = fma64(a, b, c)
+    twice = scale64(once, power)
+    if not math.isfinite(once) or not abs(twice) < 2.2250738585072014e-308:
+        return twice
+    # Rounded again below the normal numbers: wrong only where the first result lies halfway between two of the second.
+    cut = once - scale64(twice, -power)
+    if abs(cut) != math.ldexp(1.0, -1075 - power):
+        return twice
+    error = _error_of_fma(a, b, c, once)
+    if error == 0 or (error > 0) != (cut > 0):
+        return twice
+    return twice + math.copysign(5e-324, cut)
+
+
+@njit
+def fix_quotient64(quotient, denominator, numerator):
+    """v_div_fixup of binary64."""
+    if numerator != numerator:
+        return quiet64(numerator)
+    if denominator != denominator:
+        return quiet64(denominator)
+    sign = (bits_of_f64(denominator) ^ bits_of_f64(numerator)) & u64(1 << 63)
+    if (denominator == 0 and numerator == 0) or (math.isinf(denominator) and math.isinf(numerator)):
+        return f64_of(u64(0xFFF8000000000000))
+    if denominator == 0 or math.isinf(numerator):
+        return f64_of(sign | u64(0x7FF0000000000000))
+    if math.isinf(denominator) or numerator == 0:
+        return f64_of(sign)
+    if exponent_bits64(numerator) - exponent_bits64(denominator) < -1075:
+        return f64_of(sign)
+    if quotient != quotient:
+        return f64_of(sign | u64(0x7FF0000000000000))
+    return f64_of((bits_of_f64(quotient) & u64(0x7FFFFFFFFFFFFFFF)) | sign)
+
+
+@njit
+def exponent64(a):
+    if a == 0 or not math.isfinite(a):
+        return i64(0)
+    return i64(math.frexp(a)[1])
+
+
+@njit
+def mantissa64(a):
+    if a == 0 or not math.isfinite(a):
+        return quiet64(a)
+    return math.frexp(a)[0]
+
+
+@njit
+def class_of64(a):
+    bits = bits_of_f64(a)
+    negative = (bits >> u64(63)) != u64(0)
+    if a != a:
+        return 2 if (bits >> u64(51)) & u64(1) else 1
+    if math.isinf(a):
+        return 4 if negative else 512
+    if a == 0:
+        return 32 if negative else 64
+    if _is_subnormal64(a):
+        return 16 if negative else 128
+    return 8 if negative else 256
 
 
 @njit

@@ -1,15 +1,16 @@
 """The machine itself: waves of one workgroup after another, instruction by instruction, watched as hardware is not.
 
 A compiled loop over the rows of `impl.executions.isa.encoding`. Beside every register lies what is known of it: which of its
-lanes were ever written, and whether a load into it has been waited for. What would be luck on hardware ends the run
-with a fault: an access outside the arguments, an unknown value as an address, as stored data or as a condition, a
-result used before its wait, two waves that meet in LDS without a barrier, two workgroups that write one byte.
+lanes were ever written, where only a half of it was, and whether a load into it has been waited for. What would be luck on
+hardware ends the run with a fault: an access outside the arguments, an unknown value as an address, as stored data or as a
+condition, a result used before its wait, two waves that meet in LDS without a barrier, two workgroups that meet in one byte.
 """
 
 # mypy: disable-error-code="untyped-decorator, no-untyped-def, no-untyped-call"
 
 from __future__ import annotations
 
+import functools
 import math
 from typing import NamedTuple
 
@@ -50,9 +51,12 @@ from impl.executions.isa.lanes import directory
 # Tells numba where compiled code is kept, before the first function asks.
 directory()
 
+quick = functools.partial(njit, _nrt=False)
+"""Compiles without counting who holds an array, which is two fifths of the time else: for functions that make none."""
+
 # Columns of a wave's own numbers.
-(PC, STATUS, SCC, SCC_KNOWN, MODE, VM_ISSUED, VM_DONE, LGKM_ISSUED, LGKM_DONE, SMEM_OPEN, COUNT, PUBLISHED_LGKM,
- PUBLISHED_VM) = range(13)  # fmt: skip
+(PC, STATUS, SCC, MODE, VM_ISSUED, VM_DONE, LGKM_ISSUED, LGKM_DONE, SMEM_OPEN, COUNT, PUBLISHED_LGKM,
+ PUBLISHED_VM) = range(12)  # fmt: skip
 WAVE_COLUMNS = 16
 RUNNING, AT_BARRIER, ENDED = 0, 1, 2
 
@@ -61,15 +65,29 @@ DONE, FAULT, GROW, LIMIT = 0, 1, 2, 3
 
 # The run's numbers.
 (GROUP, EPOCH, FREE_PAGE, STARTED, FAULT_KIND, FAULT_PC, FAULT_WAVE, FAULT_LANE, FAULT_ADDRESS, FAULT_MORE, INSTRUCTIONS,
- INSTRUCTION_LIMIT, GROUPS_X, GROUPS_Y, GROUPS_Z, LAST_REGION, GRAIN, WATCH_WRITERS, LAST_GROUP, STRICT) = range(20)  # fmt: skip
+ INSTRUCTION_LIMIT, GROUPS_X, GROUPS_Y, GROUPS_Z, LAST_REGION, GRAIN, WATCH_WRITERS, LAST_GROUP, STRICT, FREE_READ_PAGE,
+ MET, IN_ORDER) = range(23)  # fmt: skip
 RUN_COLUMNS = 24
 
 # Kinds of fault.
 (OUTSIDE_LOAD, OUTSIDE_STORE, OUTSIDE_ATOMIC, UNKNOWN_ADDRESS, UNKNOWN_STORED, UNKNOWN_CONDITION, MISSING_WAIT, LDS_RACE,
- WRITE_RACE, EXEC_EMPTY, LDS_OUTSIDE, SCRATCH_OUTSIDE, TRAPPED, WRONG_PC, UNKNOWN_READ) = range(1, 16)  # fmt: skip
+ WRITE_RACE, EXEC_EMPTY, LDS_OUTSIDE, SCRATCH_OUTSIDE, TRAPPED, WRONG_PC, UNKNOWN_READ, READ_OF_STORED,
+ STORE_OF_READ) = range(1, 18)  # fmt: skip
+
+# How LDS is touched.
+READS, WRITES, ADDS = 0, 1, 2
+# How global memory is.
+STORED, CHANGED, RETURNING = 0, 1, 2
+# In a mask of waves: all of them touched it by atomics alone.
+_ATOMICS = 1 << 62
+# Of a byte's writer: the workgroup touched it by an atomic.
+_BY_ATOMIC = 1 << 30
 
 _ALL = u64(0xFFFFFFFFFFFFFFFF)
-_PAGE = 4096
+_PAGE_BITS = 12
+_PAGE = 1 << _PAGE_BITS
+# SCC stands among what is known of scalar registers too; of the number that it is, one bit can be unknown.
+_SCC_UNKNOWN = u32(0xFFFFFFFE)
 
 _A, _B, _C, _E, _M, _K, _R = range(7)
 
@@ -85,13 +103,15 @@ class Code(NamedTuple):
 class Waves(NamedTuple):
     """All registers of a workgroup, by wave: `w` numbers of the wave's own, `v` vector registers, `s` scalar ones.
 
-    vk: the lanes of each vector register that were ever written; sk: the bits of each scalar one. vm, vl, sl: the number
-    of the load into a register that is or was in flight, by its counter.
+    vk: the lanes of each vector register that were ever written, half: those of its lower and upper half, which say
+    something only where the lane is not in vk; sk: the bits of each scalar one. vm, vl, sl: the number of the load into a
+    register that is or was in flight, by its counter.
     """
 
     w: Array
     v: Array
     vk: Array
+    half: Array
     vm: Array
     vl: Array
     s: Array
@@ -100,11 +120,12 @@ class Waves(NamedTuple):
 
 
 class Shared(NamedTuple):
-    """LDS: its bytes, which of them were ever written, and who touched them since the last barrier."""
+    """LDS: its bytes, which of them were ever written, who wrote them last, and by wave the number of its last read."""
 
     content: Array
     known: Array
     watch: Array
+    reads: Array
 
 
 class Private(NamedTuple):
@@ -115,17 +136,19 @@ class Private(NamedTuple):
 
 
 class Memory(NamedTuple):
-    """What may be touched: first and last addresses in order, and which workgroup wrote what, page by page."""
+    """What may be touched: first and last addresses in order; page by page, which workgroup wrote a byte and read a word."""
 
     low: Array
     high: Array
     page_base: Array
     page_of: Array
     pages: Array
+    read_page_of: Array
+    read_pages: Array
 
 
 class Work(NamedTuple):
-    """Room for what an instruction holds in between."""
+    """Room for what an instruction holds in between. places: address, bytes and argument of each lane's access."""
 
     buffers: Array
     addresses: Array
@@ -138,6 +161,10 @@ class Work(NamedTuple):
     addend: Array
     addend_known: Array
     small: Array
+    places: Array
+    pointers: Array
+    lanes: Array
+    masks: Array
 
 
 class Start(NamedTuple):
@@ -166,36 +193,103 @@ def _pointer64(context, address):
     return types.CPointer(types.uint64)(types.int64), generate
 
 
-@njit
+@quick
 def fault(run, kind, pc, wave, lane, address, more):
     run[FAULT_KIND], run[FAULT_PC], run[FAULT_WAVE] = kind, pc, wave
     run[FAULT_LANE], run[FAULT_ADDRESS], run[FAULT_MORE] = lane, address, more
     return FAULT
 
 
-@njit
+@quick
 def first_lane(mask):
     return trailing_zeros64(mask)
 
 
-@njit
+@quick
 def scalar64(s, index):
     return u64(s[index]) | u64(s[index + 1]) << u64(32)
 
 
-@njit
+@quick
 def put_scalar64(s, index, value):
     s[index] = u32(value & u64(0xFFFFFFFF))
     s[index + 1] = u32(value >> u64(32))
 
 
-@njit
+@quick
 def unready(w, register, marks_vm, marks_lgkm):
     """Whether a load into a vector register has not been waited for."""
     return marks_vm[register] > w[VM_DONE] or marks_lgkm[register] > w[LGKM_DONE]
 
 
-@njit
+@quick
+def late_vector(w, register, count, marks_vm, marks_lgkm):
+    """The first of some vector registers whose load has not been waited for, or -1."""
+    for word in range(count):
+        if unready(w, register + word, marks_vm, marks_lgkm):
+            return register + word
+    return i64(-1)
+
+
+@quick
+def late_over(w, marks, done, register, count):
+    """The first of some registers over whose load one of another kind may come: those of one kind come back in order."""
+    for word in range(count):
+        if marks[register + word] > w[done]:
+            return register + word
+    return i64(-1)
+
+
+@quick
+def late_scalar(sl, w, index, count):
+    """The source code of the first of some scalar registers whose load has not been waited for, or -1."""
+    for word in range(count):
+        if sl[index + word] > w[LGKM_DONE]:
+            return row.SCALAR_BASE + index + word
+    return i64(-1)
+
+
+@quick
+def late_operand(code, words, sl, w):
+    """As `late_scalar`, of a scalar source, which may be a constant."""
+    return i64(-1) if code >= row.LITERAL_BASE else late_scalar(sl, w, code - row.SCALAR_BASE, words)
+
+
+@quick
+def unknown_scalar(sk, index, count):
+    """The source code of the first of some scalar registers that was not written whole, or -1."""
+    for word in range(count):
+        if sk[index + word] != u32(0xFFFFFFFF):
+            return row.SCALAR_BASE + index + word
+    return i64(-1)
+
+
+@quick
+def learn(vk, half, register, execute, known):
+    """A register's lanes that execute are written, with what is known or what is not."""
+    vk[register] = (vk[register] & ~execute) | (known & execute)
+    unknown = execute & ~known
+    if unknown:
+        half[0, register] &= ~unknown
+        half[1, register] &= ~unknown
+
+
+@quick
+def learn_half(vk, half, register, part, execute, known):
+    """One half of a register's lanes that execute is written; the other one stays as it was."""
+    other = vk[register] | half[1 - part, register]
+    half[1 - part, register] = other
+    half[part, register] = ((vk[register] | half[part, register]) & ~execute) | (known & execute)
+    vk[register] = (vk[register] & ~execute) | (known & execute & other)
+
+
+@quick
+def known_half(vk, half, register, part):
+    """The lanes of which this half was written."""
+    return vk[register] | half[part, register]
+
+
+@quick
 def scalar_of(code, words, s, w, literals):
     """A scalar source's bits."""
     if code >= row.LITERAL_BASE:
@@ -207,35 +301,21 @@ def scalar_of(code, words, s, w, literals):
     return scalar64(s, index) if words == 2 else u64(s[index])
 
 
-@njit
+@quick
 def scalar_known(code, words, sk):
     """Which bits of a scalar source were ever written."""
     if code >= row.LITERAL_BASE:
         return _ALL
     index = code - row.SCALAR_BASE
-    if index == row.SCC_INDEX:
-        return _ALL
     return scalar64(sk, index) if words == 2 else u64(sk[index]) | u64(0xFFFFFFFF00000000)
 
 
-@njit
-def scalar_unready(code, words, sl, w):
-    if code >= row.LITERAL_BASE:
-        return False
-    index = code - row.SCALAR_BASE
-    return sl[index] > w[LGKM_DONE] or (words == 2 and sl[index + 1] > w[LGKM_DONE])
+@quick
+def scc_is_known(sk):
+    return sk[row.SCC_INDEX] == u32(0xFFFFFFFF)
 
 
-@njit
-def scalars_unready(sl, w, index, count):
-    """Whether a load into scalar registers has not been waited for."""
-    for word in range(count):
-        if sl[index + word] > w[LGKM_DONE]:
-            return True
-    return False
-
-
-@njit
+@quick
 def lane_of(kind, value, lane):
     """Where a lane reads under a lane pattern, or -1 for nowhere."""
     place = lane & 15
@@ -258,7 +338,7 @@ def lane_of(kind, value, lane):
     return (lane & ~15) | value
 
 
-@njit
+@quick
 def selected(bits, select):
     """The byte or half of a register that a source selector names."""
     which = select & 15
@@ -273,7 +353,7 @@ def selected(bits, select):
     return found
 
 
-@njit
+@quick
 def gather(r, place, v, s, w, literals, buffer, execute):
     """A vector instruction's source with everything that modifies it, into a buffer. Gives the lanes that count, for DPP."""
     code, words = r[row.SRC0 + place], r[row.WORDS0 + place]
@@ -336,25 +416,27 @@ def gather(r, place, v, s, w, literals, buffer, execute):
     return valid
 
 
-@njit
+@quick
 def across(r, buffer, words, execute):
     """Moves lanes as the DPP pattern says. Gives the lanes whose result is written."""
     written = u64(0)
     masks = r[row.DPP_MASKS]
     for word in range(words):
-        old = buffer[word * 64 : word * 64 + 64].copy()
         written = u64(0)
+        # An operand has two words at most: behind them there is room.
+        for lane in range(64):
+            buffer[128 + lane] = buffer[word * 64 + lane]
         for lane in range(64):
             source = lane_of(r[row.DPP], r[row.DPP_VALUE], lane)
             valid = source >= 0 and (execute >> u64(source)) & u64(1) != u64(0)
-            buffer[word * 64 + lane] = old[source] if valid else u32(0)
+            buffer[word * 64 + lane] = buffer[128 + source] if valid else u32(0)
             gated = (masks >> (lane // 16)) & 1 and (masks >> (4 + (lane & 15) // 4)) & 1
             if gated and (valid or masks & 256):
                 written |= u64(1) << u64(lane)
     return written
 
 
-@njit
+@quick
 def known_of(r, place, vk, sk, execute, low_only):
     """The lanes of a vector instruction's source that were ever written, DPP applied; of its low word only if asked."""
     code, words = r[row.SRC0 + place], 1 if low_only else r[row.WORDS0 + place]
@@ -369,20 +451,86 @@ def known_of(r, place, vk, sk, execute, low_only):
         known = vk[code]
         for word in range(1, words):
             known &= vk[code + word]
-        if place == 0 and r[row.DPP]:
-            moved = u64(0)
-            for lane in range(64):
-                source = lane_of(r[row.DPP], r[row.DPP_VALUE], lane)
-                valid = source >= 0 and (execute >> u64(source)) & u64(1) != u64(0)
-                if not valid or (known >> u64(source)) & u64(1) != u64(0):
-                    moved |= u64(1) << u64(lane)
-            known = moved
-        return known
+        return known_across(r, known, execute) if place == 0 and r[row.DPP] else known
     return _ALL if scalar_known(code, words, sk) == _ALL else u64(0)
 
 
-@njit
-def source_unready(r, place, w, vm, vl, sl):
+@quick
+def known_across(r, known, execute):
+    """What is known of a source, moved as its DPP pattern says."""
+    moved = u64(0)
+    for lane in range(64):
+        source = lane_of(r[row.DPP], r[row.DPP_VALUE], lane)
+        valid = source >= 0 and (execute >> u64(source)) & u64(1) != u64(0)
+        if not valid or (known >> u64(source)) & u64(1) != u64(0):
+            moved |= u64(1) << u64(lane)
+    return moved
+
+
+@quick
+def known_by_halves(r, vk, half, s, sk, w, literals, execute, low_half):
+    """The lanes of a result that are known where only halves of the sources are; of two halves in one, the lower if asked."""
+    if r[row.PARTS] & row.PERMUTES:
+        return known_permuted(r, vk, half, s, sk, w, literals)
+    known = _ALL
+    for place in range(r[row.SOURCES]):
+        code = r[row.SRC0 + place]
+        part = (r[row.PARTS] >> (2 * place)) & 3
+        if r[row.LANES] == 128:
+            part = 1 + (((r[row.OP_SEL] if low_half else r[row.OP_SEL_HI]) >> place) & 1)
+        if part == 0 or code >= row.SCALAR_BASE:
+            known &= known_of(r, place, vk, sk, execute, False)
+            continue
+        of_source = known_half(vk, half, code, part - 1)
+        known &= known_across(r, of_source, execute) if place == 0 and r[row.DPP] else of_source
+    return known
+
+
+@quick
+def note_written(r, vk, half, written, known_low, known):
+    """What is known of a vector instruction's result where it is not all of it, or where a part of the register stays."""
+    register, select = r[row.DST], r[row.SELECT_DST]
+    if r[row.LANES] == 128 and r[row.FLAGS] == 16:
+        learn_half(vk, half, register, 0, written, known_low)
+        learn_half(vk, half, register, 1, written, known)
+    elif select & row.KEEP_REST and select & 7 > 4:
+        learn_half(vk, half, register, (select & 7) - 5, written, known)
+    elif select & row.KEEP_REST:
+        learn(vk, half, register, written, known & vk[register])
+    elif r[row.PARTS] & row.COPY and r[row.SRC0] < row.SCALAR_BASE:
+        low, high = known_half(vk, half, r[row.SRC0], 0), known_half(vk, half, r[row.SRC0], 1)
+        learn_half(vk, half, register, 0, written, low)
+        learn_half(vk, half, register, 1, written, high)
+    else:
+        for word in range(r[row.DST_WORDS]):
+            learn(vk, half, register + word, written, known if word else known_low)
+
+
+@quick
+def known_permuted(r, vk, half, s, sk, w, literals):
+    """The lanes of v_perm_b32's result that are known, by the halves that its bytes come from, if it names them by a scalar."""
+    code = r[row.SRC2]
+    if code < row.SCALAR_BASE or scalar_known(code, 1, sk) != _ALL:
+        return u64(0)
+    selectors = i64(scalar_of(code, 1, s, w, literals))
+    known = _ALL
+    for place in range(4):
+        chosen = (selectors >> (8 * place)) & 255
+        if chosen >= 12:
+            continue
+        # Bytes 0 to 3 are of the second source, 4 to 7 of the first; 8 to 11 are the signs of their halves.
+        at = chosen // 2 if chosen < 8 else chosen - 8
+        source = r[row.SRC1] if at < 2 else r[row.SRC0]
+        if source < row.SCALAR_BASE:
+            known &= known_half(vk, half, source, at & 1)
+        elif scalar_known(source, 1, sk) != _ALL:
+            known = u64(0)
+    return known
+
+
+@quick
+def late_source(r, place, w, vm, vl, sl):
+    """Of a vector instruction's source, the first register whose load has not been waited for, or -1."""
     code, words = r[row.SRC0 + place], r[row.WORDS0 + place]
     if r[row.LANES] == 128 and r[row.FLAGS] == 32 and code < row.LITERAL_BASE:
         # Packed: what no result chooses is not read.
@@ -393,18 +541,15 @@ def source_unready(r, place, w, vm, vl, sl):
                 if code < row.SCALAR_BASE
                 else sl[code - row.SCALAR_BASE + chosen] > w[LGKM_DONE]
             ):
-                return True
-        return False
+                return code + chosen
+        return i64(-1)
     if code >= row.SCALAR_BASE:
-        return scalar_unready(code, words, sl, w)
-    for word in range(words):
-        if unready(w, code + word, vm, vl):
-            return True
-    return False
+        return late_operand(code, words, sl, w)
+    return late_vector(w, code, words, vm, vl)
 
 
-@njit
-def write_lanes(v, vk, register, values, at, execute, known, select):
+@quick
+def write_lanes(v, register, values, at, execute, select):
     """A result's word into a register: the lanes that execute, the byte or half that the selector names."""
     if select == 0:
         if execute == _ALL:
@@ -427,12 +572,9 @@ def write_lanes(v, vk, register, values, at, execute, known, select):
                     top = (i64(values[at + lane]) << (64 - width)) >> (64 - width)
                     value = (top << shift) & 0xFFFFFFFF
                 v[register, lane] = u32(value)
-        if select & row.KEEP_REST:
-            known &= vk[register]
-    vk[register] = (vk[register] & ~execute) | (known & execute)
 
 
-@njit
+@quick
 def region_of(address, size, low, high, run):
     """The argument in which all bytes of an access lie, or -1."""
     last = run[LAST_REGION]
@@ -451,27 +593,97 @@ def region_of(address, size, low, high, run):
     return -1
 
 
-@njit
-def claim(address, size, region, low, page_base, page_of, pages, run):
-    """Marks the bytes as written by this workgroup; another that wrote one of them in this launch, or 0."""
+@quick
+def slot_of(address, region, low, page_base):
+    """Where a page of an argument stands in the tables of pages."""
+    return page_base[region] + (address >> _PAGE_BITS) - (low[region] >> _PAGE_BITS)
+
+
+@quick
+def claim(places, how, memory, run):
+    """Marks what the lanes write as written by this workgroup, or touched by its atomic: (kind of fault, lane, other workgroup).
+
+    A store meets what another workgroup of this launch stored, changed by an atomic or loaded; an atomic what another stored.
+    Behind an atomic that found another workgroup's there, and what follows it in order, only two stores meet.
+    """
+    _, _, page_base, page_of, pages, read_page_of, read_pages = memory
+    low = memory.low
     group = run[GROUP] + 1
-    other = i64(0)
-    for byte in range(size):
-        offset = address + byte - (low[region] // _PAGE) * _PAGE
-        slot = page_base[region] + offset // _PAGE
-        page = page_of[slot]
-        if page == 0:
-            page = run[FREE_PAGE]
-            run[FREE_PAGE] += 1
-            page_of[slot] = page
-        before = pages[page, offset % _PAGE]
-        if before != 0 and before != group:
-            other = i64(before)
-        pages[page, offset % _PAGE] = group
-    return other
+    in_order = run[IN_ORDER] != 0
+    for lane in range(64):
+        address, region = places[0, lane], places[2, lane]
+        page, read_page = i64(0), i64(0)
+        for byte in range(places[1, lane]):
+            here = (address + byte) & (_PAGE - 1)
+            if byte == 0 or here == 0:
+                slot = slot_of(address + byte, region, low, page_base)
+                page = i64(page_of[slot])
+                if page == 0:
+                    page = run[FREE_PAGE]
+                    run[FREE_PAGE] += 1
+                    page_of[slot] = page
+                read_page = i64(read_page_of[slot])
+            before = i64(pages[page, here])
+            if how != STORED:
+                if before == 0:
+                    pages[page, here] = group | _BY_ATOMIC
+                elif before & _BY_ATOMIC:
+                    if how == RETURNING and before != group | _BY_ATOMIC:
+                        run[MET] = 1
+                elif before != group and not in_order:
+                    return WRITE_RACE, lane, before - 1
+                continue
+            if before != 0 and before != group:
+                if before & _BY_ATOMIC == 0:
+                    return WRITE_RACE, lane, before - 1
+                if before != group | _BY_ATOMIC and not in_order:
+                    return WRITE_RACE, lane, (before & ~_BY_ATOMIC) - 1
+            if read_page and (byte == 0 or here & 3 == 0):
+                reader = i64(read_pages[read_page, here >> 2])
+                if reader != 0 and reader != group and not in_order:
+                    return STORE_OF_READ, lane, reader - 1
+            pages[page, here] = group
+    return 0, i64(0), i64(0)
 
 
-@njit
+@quick
+def overlook(places, memory, run):
+    """Marks the whole words that the lanes load as read by this workgroup: (kind of fault, lane, other workgroup).
+
+    A load meets what another workgroup of this launch stored. The first reader of a word is kept: workgroups run one after
+    another, so that it differs from whoever stores there later if any does.
+    """
+    _, _, page_base, page_of, pages, read_page_of, read_pages = memory
+    low = memory.low
+    group = run[GROUP] + 1
+    in_order = run[IN_ORDER] != 0
+    for lane in range(64):
+        address, size, region = places[0, lane], places[1, lane], places[2, lane]
+        if size == 0:
+            continue
+        slot = slot_of(address, region, low, page_base)
+        last = slot_of(address + size - 1, region, low, page_base)
+        if (page_of[slot] != 0 or page_of[last] != 0) and not in_order:
+            for byte in range(size):
+                page = page_of[slot_of(address + byte, region, low, page_base)]
+                writer = i64(pages[page, (address + byte) & (_PAGE - 1)]) if page else i64(0)
+                if writer != 0 and writer != group and writer & _BY_ATOMIC == 0:
+                    return READ_OF_STORED, lane, writer - 1
+        for place in range((address + 3) & ~3, (address + size) & ~3, 4):
+            if place >> _PAGE_BITS != address >> _PAGE_BITS:
+                slot = last
+            page = i64(read_page_of[slot])
+            if page == 0:
+                page = run[FREE_READ_PAGE]
+                run[FREE_READ_PAGE] += 1
+                read_page_of[slot] = page
+            word = (place & (_PAGE - 1)) >> 2
+            if read_pages[page, word] == 0:
+                read_pages[page, word] = group
+    return 0, i64(0), i64(0)
+
+
+@quick
 def put_loaded(v, r, register, lane, address):
     """The bytes of one lane from memory into its registers."""
     size, flags = r[row.SIZE], r[row.FLAGS]
@@ -485,7 +697,7 @@ def put_loaded(v, r, register, lane, address):
     put_narrow(v, register, lane, value, size, flags)
 
 
-@njit
+@quick
 def put_narrow(v, register, lane, value, size, flags):
     if flags & row.SIGNED_LOAD:
         value = ((value << (64 - 8 * size)) >> (64 - 8 * size)) & 0xFFFFFFFF
@@ -496,7 +708,7 @@ def put_narrow(v, register, lane, value, size, flags):
     v[register, lane] = u32(value)
 
 
-@njit
+@quick
 def store_from(v, r, register, lane, address):
     size = r[row.SIZE]
     if size >= 4:
@@ -511,7 +723,7 @@ def store_from(v, r, register, lane, address):
         store_u8(address + 1, np.uint8((value >> u32(8)) & u32(255)))
 
 
-@njit
+@quick
 def atomic_result(op, old, new, compare):
     """The 32-bit value that an atomic leaves in memory."""
     a, b = i64(old), i64(new)
@@ -551,7 +763,7 @@ def atomic_result(op, old, new, compare):
     return u32(low | to_bf16(from_bf16(a >> 16) + from_bf16(b >> 16)) << 16)
 
 
-@njit
+@quick
 def atomic_result64(op, old, new, compare):
     if op == 0:
         return new
@@ -586,7 +798,7 @@ def atomic_result64(op, old, new, compare):
     return bits_of_f64(max(f64_of(old), f64_of(new)))
 
 
-@njit
+@quick
 def atomic_at(address, r, v, lane, data):
     """One lane's atomic in memory; gives the value before, as 64 bits."""
     op = r[row.OP]
@@ -604,12 +816,12 @@ def atomic_at(address, r, v, lane, data):
     return u64(before)
 
 
-@njit
+@quick
 def lane_bit(mask, lane):
     return (mask >> u64(lane)) & u64(1) != u64(0)
 
 
-@njit
+@quick
 def element(v, base, item, lane, kind, mode):
     """Item number `item` of a matrix operand in a lane, as a number."""
     if kind == 0:
@@ -634,7 +846,7 @@ def element(v, base, item, lane, kind, mode):
     return f64(six_bit(v, base, item, lane, kind))
 
 
-@njit
+@quick
 def six_bit(v, base, item, lane, kind):
     """E2M3 (kind 8) or E3M2 (kind 9), packed without gaps."""
     first = 6 * item
@@ -654,7 +866,7 @@ def six_bit(v, base, item, lane, kind):
     return -size if code & 32 else size
 
 
-@njit
+@quick
 def depth_of(item, group, per_lane, depth, split):
     """Which k an item of a lane holds; `group` numbers the lanes that share a row. Split: 8-bit operands of f8f6f4."""
     if split:
@@ -662,12 +874,12 @@ def depth_of(item, group, per_lane, depth, split):
     return group * per_lane + item
 
 
-@njit
+@quick
 def scale_factor(code):
     return math.nan if code == 255 else math.ldexp(1.0, code - 127)
 
 
-@njit
+@quick
 def read_operand(v, vk, base, words, kind, per_lane, wide, blocks, depth, split, mode, numbers, known):
     """A matrix operand from its registers into numbers[block, line, k]; known[block, line] says whether all of a line is."""
     known[:blocks, :wide] = True
@@ -695,8 +907,8 @@ def read_operand(v, vk, base, words, kind, per_lane, wide, blocks, depth, split,
                 known[block, line] = False
 
 
-@njit
-def apply_scales(r, side, v, vk, s, w, literals, wide, depth, numbers, known):
+@quick
+def apply_scales(r, side, v, vk, s, sk, w, literals, wide, depth, numbers, known):
     """Multiplies each 32 numbers along k by the power of two of the lane that owns them."""
     code = r[row.SRC3] if side == 0 else r[row.TARGET]
     shift = 8 * r[row.SELECT0 + side]
@@ -704,17 +916,19 @@ def apply_scales(r, side, v, vk, s, w, literals, wide, depth, numbers, known):
         for part in range(depth // 32):
             if code < row.SCALAR_BASE:
                 bits = i64(v[code, line + wide * part])
+                written = lane_bit(vk[code], line + wide * part)
             else:
                 bits = i64(scalar_of(code, 1, s, w, literals))
-            if code < row.SCALAR_BASE and not lane_bit(vk[code], line + wide * part):
+                written = scalar_known(code, 1, sk) == _ALL
+            if not written:
                 known[0, line] = False
             factor = scale_factor((bits >> shift) & 255)
             for k in range(32 * part, 32 * part + 32):
                 numbers[0, line, k] *= factor
 
 
-@njit
-def matrix(r, m, v, vk, s, w, literals, left, right, known_left, known_right, addend, addend_known):
+@quick
+def matrix(r, m, v, vk, half, s, sk, w, literals, left, right, known_left, known_right, addend, addend_known):
     """D = A B + C. Products are exact; a result is rounded once (docs/isa.md says what hardware does instead)."""
     rows, columns, depth, blocks = m[row.M], m[row.N], m[row.K], m[row.BLOCKS]
     per_lane, results, output, mode = m[row.GROUP], m[row.WORDS_D], m[row.OUTPUT], w[MODE]
@@ -752,19 +966,20 @@ def matrix(r, m, v, vk, s, w, literals, left, right, known_left, known_right, ad
         known_right,
     )
     if m[row.SCALED]:
-        apply_scales(r, 0, v, vk, s, w, literals, rows, depth, left, known_left)
-        apply_scales(r, 1, v, vk, s, w, literals, columns, depth, right, known_right)
+        apply_scales(r, 0, v, vk, s, sk, w, literals, rows, depth, left, known_left)
+        apply_scales(r, 1, v, vk, s, sk, w, literals, columns, depth, right, known_right)
     # C is read before any of D is written: they may overlap.
     for item in range(results):
         if c < row.SCALAR_BASE:
-            addend[item, :] = v[c + item]
+            for lane in range(64):
+                addend[item, lane] = v[c + item, lane]
             addend_known[item] = vk[c + item]
         else:
             value = scalar_of(c, 2 if output == 2 else 1, s, w, literals)
             addend[item, :] = u32(value >> u64(32)) if output == 2 and item & 1 else u32(value & u64(0xFFFFFFFF))
             addend_known[item] = _ALL
     for item in range(results):
-        vk[d + item] = u64(0)
+        vk[d + item] = half[0, d + item] = half[1, d + item] = u64(0)
     high = 1 if output == 2 else 4
     quads = columns * rows // high
     in_rows = -(-64 // quads) if quads < 64 else 1
@@ -783,7 +998,7 @@ def matrix(r, m, v, vk, s, w, literals, left, right, known_left, known_right, ad
                 finish(v, vk, output, d, item, lane, total, known, mode, addend, addend_known)
 
 
-@njit
+@quick
 def finish(v, vk, output, d, item, lane, total, known, mode, addend, addend_known):
     """Adds C and writes one item of D."""
     bit = u64(1) << u64(lane)
@@ -808,7 +1023,7 @@ def finish(v, vk, output, d, item, lane, total, known, mode, addend, addend_know
         vk[d + item] |= bit
 
 
-@njit
+@quick
 def overtakes(watch, unit, epoch, wave, w_all):
     """Whether another wave wrote here before the last barrier and did not wait for it there."""
     if watch[0, unit] == 0 or watch[0, unit] >= epoch or watch[4, unit] == wave:
@@ -819,72 +1034,77 @@ def overtakes(watch, unit, epoch, wave, w_all):
     return -watch[5, unit] > last[PUBLISHED_VM]
 
 
-@njit
-def lds_touch(store, first, count, wave, sequence, run, w_all, lds, new_at, watch):
+@quick
+def lds_touch(how, first, count, wave, sequence, run, w_all, lds, new_at, watch, reads):
     """Notes an access of LDS and says whether it meets another wave's without a barrier between them.
 
-    watch: per unit the epoch and mask of writers, the epoch and mask of readers, the last writer's wave and its counter.
-    Waves that write what is there already do not disturb each other.
+    watch: per unit the epoch and mask of writers, and the last writer's wave and its counter. reads: per wave and unit the
+    counter of its last read: what the last barrier did not publish is in order with nothing of another wave. Waves that write
+    what is there already do not disturb each other, nor do atomics.
     """
     grain = run[GRAIN]
     bit = i64(1) << wave
     epoch = run[EPOCH]
     for unit in range(first // grain, (first + count - 1) // grain + 1):
-        if (
-            watch[0, unit] != 0
-            and watch[4, unit] == wave
-            and watch[5, unit] < 0
-            and -watch[5, unit] > w_all[wave, VM_DONE]
-        ):
+        written = watch[0, unit]
+        if written != 0 and watch[4, unit] == wave and watch[5, unit] < 0 and -watch[5, unit] > w_all[wave, VM_DONE]:
             # Its own load into LDS has not been waited for; those come back in order among themselves.
-            if not store or sequence >= 0:
+            if how != WRITES or sequence >= 0:
                 return True
-        writers = watch[1, unit] if watch[0, unit] == epoch else 0
-        readers = watch[3, unit] if watch[2, unit] == epoch else 0
-        if store:
+        writers = watch[1, unit] if written == epoch else i64(0)
+        by_atomics = writers & _ATOMICS
+        others = writers & ~bit & ~_ATOMICS
+        if how == READS:
+            if others != 0 and (writers & bit == 0 or by_atomics != 0):
+                return True
             if overtakes(watch, unit, epoch, wave, w_all):
                 return True
-            changes = False
-            for byte in range(max(first, unit * grain), min(first + count, (unit + 1) * grain)):
-                if lds[byte] != new_at[byte - first]:
-                    changes = True
-            if changes and ((writers & ~bit) != 0 or (readers & ~bit) != 0):
+            reads[wave, unit] = sequence
+            continue
+        adds = how == ADDS
+        if not (adds and watch[1, unit] & _ATOMICS) and overtakes(watch, unit, epoch, wave, w_all):
+            return True
+        changes = False
+        for byte in range(max(first, unit * grain), min(first + count, (unit + 1) * grain)):
+            if lds[byte] != new_at[byte - first]:
+                changes = True
+        if changes:
+            if others != 0 and not (adds and by_atomics != 0):
                 return True
-            if changes:
-                writers = 0
-            watch[0, unit], watch[1, unit] = epoch, writers | bit
-            watch[4, unit], watch[5, unit] = wave, sequence
+            for other in range(reads.shape[0]):
+                if other != wave and reads[other, unit] > w_all[other, PUBLISHED_LGKM]:
+                    return True
+        if adds:
+            alone = _ATOMICS if writers == 0 or by_atomics != 0 else i64(0)
+            watch[1, unit] = writers | bit | alone
         else:
-            if writers != 0 and (writers & bit) == 0:
-                return True
-            if overtakes(watch, unit, epoch, wave, w_all):
-                return True
-            watch[2, unit], watch[3, unit] = epoch, readers | bit
+            watch[1, unit] = bit if changes else writers | bit
+        watch[0, unit] = epoch
+        watch[4, unit], watch[5, unit] = wave, sequence
     return False
 
 
-@njit
+@quick
 def set_known_scalar(sk, index, words, known):
     sk[index] = u32(known & u64(0xFFFFFFFF))
     if words == 2:
         sk[index + 1] = u32(known >> u64(32))
 
 
-@njit
-def step_vector(r, w, v, vk, s, sk, literals, buffers, addresses, vectors):
+@quick
+def step_vector(r, w, v, vk, half, s, sk, literals, buffers, addresses, pointers, vectors):
     """A vector instruction or a comparison. Gives a kind of fault, or 0."""
     execute = scalar64(s, 126)
     written = execute
     known = _ALL
-    pointers = addresses.copy()
     for place in range(r[row.SOURCES]):
         known &= known_of(r, place, vk, sk, execute, False)
         code = r[row.SRC0 + place]
         if r[row.PLAIN] and code < row.SCALAR_BASE:
             pointers[place] = v.ctypes.data + code * 256
         else:
-            valid = gather(r, place, v, s, w, literals, buffers[place], execute)
-            written &= valid
+            pointers[place] = addresses[place]
+            written &= gather(r, place, v, s, w, literals, buffers[place], execute)
     if r[row.MASK] >= 0:
         mask = scalar64(s, r[row.MASK])
         mask_known = scalar64(sk, r[row.MASK])
@@ -895,6 +1115,11 @@ def step_vector(r, w, v, vk, s, sk, literals, buffers, addresses, vectors):
             first, second = known_of(r, 0, vk, sk, execute, False), known_of(r, 1, vk, sk, execute, False)
             known = (mask & second) | (~mask & first)
         known &= mask_known
+    packed_halves = r[row.LANES] == 128 and r[row.FLAGS] == 16
+    known_low = known
+    if (known & written) != written and r[row.MASK] < 0 and (r[row.PARTS] or packed_halves):
+        known = known_by_halves(r, vk, half, s, sk, w, literals, execute, False)
+        known_low = known_by_halves(r, vk, half, s, sk, w, literals, execute, True) if packed_halves else known
     mode = w[MODE]
     op = r[row.OP]
     vectors[op >> 5](
@@ -915,25 +1140,27 @@ def step_vector(r, w, v, vk, s, sk, literals, buffers, addresses, vectors):
     if r[row.KIND] == Kind.COMPARE:
         return 0
     result = buffers[_R]
-    if r[row.LANES] == 128 and r[row.FLAGS] == 16:
+    if packed_halves:
         for lane in range(64):
             result[lane] = (result[lane] & u32(0xFFFF)) | (result[64 + lane] << u32(16))
     if r[row.CLAMP] == row.CLAMP_FLOAT:
         clamp_floats(r, result)
-    known_low = known
     if r[row.UPWARD]:
         # The low word of the result knows nothing of the high words.
         known_low = _ALL
         for place in range(r[row.SOURCES]):
             known_low &= known_of(r, place, vk, sk, execute, True)
+    whole = (known & known_low & written) == written and r[row.SELECT_DST] & row.KEEP_REST == 0
     for word in range(r[row.DST_WORDS]):
-        write_lanes(
-            v, vk, r[row.DST] + word, result, word * 64, written, known if word else known_low, r[row.SELECT_DST]
-        )
+        write_lanes(v, r[row.DST] + word, result, word * 64, written, r[row.SELECT_DST])
+        if whole:
+            vk[r[row.DST] + word] |= written
+    if not whole:
+        note_written(r, vk, half, written, known_low, known)
     return 0
 
 
-@njit
+@quick
 def clamp_floats(r, result):
     """To [0, 1]; NaN is 0. Integers saturate in their own meaning."""
     for lane in range(64 * max(1, r[row.DST_WORDS])):
@@ -941,15 +1168,25 @@ def clamp_floats(r, result):
         result[lane] = u32(bits_of_f32(min(value, f32(1.0)))) if value > 0 else u32(0)
 
 
-@njit
-def step_scalar(r, w, s, sk, sl, literals, numbers, numbers_at, scalar):
+@quick
+def late_for_scalar(r, w, sl):
+    """Of a scalar instruction, the first register whose load has not been waited for, or -1."""
+    for place in range(r[row.SOURCES]):
+        late = late_operand(r[row.SRC0 + place], r[row.WORDS0 + place], sl, w)
+        if late >= 0:
+            return late
+    if r[row.DST] < 0:
+        return i64(-1)
+    return late_scalar(sl, w, r[row.DST], max(1, r[row.DST_WORDS]))
+
+
+@quick
+def step_scalar(r, w, s, sk, literals, numbers, numbers_at, scalar):
     """A scalar instruction. Gives a kind of fault, or 0."""
     known = _ALL
     for place in range(r[row.SOURCES]):
         code, words = r[row.SRC0 + place], r[row.WORDS0 + place]
         numbers[place] = scalar_of(code, words, s, w, literals)
-        if scalar_unready(code, words, sl, w):
-            return MISSING_WAIT
         known &= scalar_known(code, words, sk)
     words = r[row.DST_WORDS]
     numbers[3] = u64(w[SCC])
@@ -959,22 +1196,20 @@ def step_scalar(r, w, s, sk, sl, literals, numbers, numbers_at, scalar):
     elif r[row.FLAGS] & 1:
         numbers[2] = scalar64(s, r[row.DST]) if words == 2 else u64(s[r[row.DST]])
         known &= scalar64(sk, r[row.DST]) if words == 2 else u64(sk[r[row.DST]]) | u64(0xFFFFFFFF00000000)
-    if r[row.FLAGS] & 2 and w[SCC_KNOWN] == 0:
+    if r[row.FLAGS] & 2 and not scc_is_known(sk):
         known = u64(0)
     if known != _ALL:
         known = kept_bits(r, s, sk, w, literals)
     scalar(r[row.OP], i64(0), _pointer64(numbers_at))
     if r[row.FLAGS] & 4:
         w[SCC] = i64(numbers[3])
-        w[SCC_KNOWN] = 1 if known == _ALL else 0
+        sk[row.SCC_INDEX] = u32(0xFFFFFFFF) if known == _ALL else _SCC_UNKNOWN
     if saves:
         put_scalar64(s, r[row.DST], numbers[2])
         set_known_scalar(sk, r[row.DST], 2, _ALL)
         put_scalar64(s, 126, numbers[4])
         return 0 if known == _ALL else UNKNOWN_CONDITION
     if words:
-        if sl[r[row.DST]] > w[LGKM_DONE] or (words == 2 and sl[r[row.DST] + 1] > w[LGKM_DONE]):
-            return MISSING_WAIT
         if words == 2:
             put_scalar64(s, r[row.DST], numbers[4])
         else:
@@ -986,7 +1221,7 @@ def step_scalar(r, w, s, sk, sl, literals, numbers, numbers_at, scalar):
     return 0
 
 
-@njit
+@quick
 def kept_bits(r, s, sk, w, literals):
     """Which bits of a scalar result are known although not all of its sources' are."""
     how = r[row.IMMEDIATE]
@@ -994,7 +1229,7 @@ def kept_bits(r, s, sk, w, literals):
         return u64(0)
     if how == 6:
         # A selection: only the chosen source need be known.
-        if w[SCC_KNOWN] == 0:
+        if not scc_is_known(sk):
             return u64(0)
         chosen = 0 if w[SCC] else 1
         return scalar_known(r[row.SRC0 + chosen], r[row.WORDS0 + chosen], sk)
@@ -1017,13 +1252,13 @@ def kept_bits(r, s, sk, w, literals):
     return both
 
 
-@njit
+@quick
 def step_branch(r, w, s, sk):
     """Where the wave goes on, or -1 for a condition that nobody knows."""
     op = r[row.OP]
     taken = True
     if op == 1 or op == 2:
-        if w[SCC_KNOWN] == 0:
+        if not scc_is_known(sk):
             return i64(-1)
         taken = (w[SCC] != 0) == (op == 2)
     elif op == 3 or op == 4:
@@ -1036,42 +1271,45 @@ def step_branch(r, w, s, sk):
     return r[row.TARGET] if taken else w[PC]
 
 
-@njit
-def swap_rows(r, v, vk, execute):
+@quick
+def swap_bits(masks, a, b, in_a, in_b):
+    """Two registers' lanes, one of each, change places in what is known of them."""
+    bit_a, bit_b = u64(1) << u64(in_a), u64(1) << u64(in_b)
+    was_a, was_b = (masks[a] & bit_a) != u64(0), (masks[b] & bit_b) != u64(0)
+    masks[a] = masks[a] | bit_a if was_b else masks[a] & ~bit_a
+    masks[b] = masks[b] | bit_b if was_a else masks[b] & ~bit_b
+
+
+@quick
+def swap_rows(r, v, vk, half):
     """v_permlane16_swap and v_permlane32_swap: halves or rows of two registers change places."""
     a, b, width = r[row.DST], r[row.SRC0], r[row.OP]
+    all_known = vk[a] & vk[b] == _ALL
     for start in range(0, 64, 2 * width):
         for lane in range(width):
             high, low = start + width + lane, start + lane
             v[a, high], v[b, low] = v[b, low], v[a, high]
-            in_a, in_b = lane_bit(vk[a], high), lane_bit(vk[b], low)
-            vk[a] = vk[a] | (u64(1) << u64(high)) if in_b else vk[a] & ~(u64(1) << u64(high))
-            vk[b] = vk[b] | (u64(1) << u64(low)) if in_a else vk[b] & ~(u64(1) << u64(low))
+            if not all_known:
+                swap_bits(vk, a, b, high, low)
+                for part in range(2):
+                    swap_bits(half[part], a, b, high, low)
 
 
-@njit
-def check_registers(w, vm, vl, register, count):
-    for word in range(count):
-        if unready(w, register + word, vm, vl):
-            return False
-    return True
+@quick
+def swap(v, vk, half, a, b, execute):
+    for lane in range(64):
+        if lane_bit(execute, lane):
+            v[a, lane], v[b, lane] = v[b, lane], v[a, lane]
+    for masks in (vk, half[0], half[1]):
+        masks[a], masks[b] = (masks[a] & ~execute) | (masks[b] & execute), (masks[b] & ~execute) | (masks[a] & execute)
 
 
-@njit
-def loads_over(w, marks, done, register, count):
-    """Whether a load into these registers may overtake one of the other kind: those of one kind come back in order."""
-    for word in range(count):
-        if marks[register + word] > w[done]:
-            return True
-    return False
-
-
-@njit
-def step_memory(r, wave, own, literals, shared, memory, run, w_all, small):
+@quick
+def step_memory(r, wave, own, literals, shared, memory, run, w_all, small, places):
     """A buffer, global or flat access of all lanes that execute."""
-    w, v, vk, vm, vl, s, sk, sl = own
-    lds, lds_known, watch = shared
-    regions_low, regions_high, page_base, page_of, pages = memory
+    w, v, vk, half, vm, vl, s, sk, sl = own
+    lds, lds_known = shared.content, shared.known
+    regions_low, regions_high = memory.low, memory.high
     execute = scalar64(s, 126)
     flags, size, pc = r[row.FLAGS], r[row.SIZE], w[PC] - 1
     is_buffer = r[row.KIND] == Kind.BUFFER
@@ -1080,57 +1318,69 @@ def step_memory(r, wave, own, literals, shared, memory, run, w_all, small):
     base, limit, soffset = i64(0), i64(0), i64(0)
     if is_buffer:
         at = r[row.SRC1]
-        if scalars_unready(sl, w, at, 4):
-            return fault(run, MISSING_WAIT, pc, wave, -1, 0, row.SCALAR_BASE + at)
-        if scalar_unready(r[row.SRC2], 1, sl, w):
-            return fault(run, MISSING_WAIT, pc, wave, -1, 0, r[row.SRC2])
+        late = late_scalar(sl, w, at, 4)
+        if late < 0:
+            late = late_operand(r[row.SRC2], 1, sl, w)
+        if late >= 0:
+            return fault(run, MISSING_WAIT, pc, wave, -1, 0, late)
         if scalar_known(r[row.SRC2], 1, sk) != _ALL:
             return fault(run, UNKNOWN_ADDRESS, pc, wave, -1, 0, r[row.SRC2])
+        unknown = unknown_scalar(sk, at, 4)
+        if unknown >= 0:
+            return fault(run, UNKNOWN_ADDRESS, pc, wave, -1, 0, unknown)
         base = i64(s[at]) | (i64(s[at + 1]) & 0xFFFF) << 32
         base = (base << 16) >> 16
         limit = i64(s[at + 2])
         soffset = i64(scalar_of(r[row.SRC2], 1, s, w, literals))
-        for word in range(4):
-            if sk[at + word] != u32(0xFFFFFFFF):
-                return fault(run, UNKNOWN_ADDRESS, pc, wave, -1, 0, row.SCALAR_BASE + at + word)
     elif r[row.SRC1] >= 0:
-        if scalars_unready(sl, w, r[row.SRC1], 2):
-            return fault(run, MISSING_WAIT, pc, wave, -1, 0, row.SCALAR_BASE + r[row.SRC1])
+        late = late_scalar(sl, w, r[row.SRC1], 2)
+        if late >= 0:
+            return fault(run, MISSING_WAIT, pc, wave, -1, 0, late)
         base = i64(scalar64(s, r[row.SRC1]))
-        if scalar64(sk, r[row.SRC1]) != _ALL:
-            return fault(run, UNKNOWN_ADDRESS, pc, wave, -1, 0, row.SCALAR_BASE + r[row.SRC1])
+        unknown = unknown_scalar(sk, r[row.SRC1], 2)
+        if unknown >= 0:
+            return fault(run, UNKNOWN_ADDRESS, pc, wave, -1, 0, unknown)
     if to_lds:
-        if scalars_unready(sl, w, 124, 1):
-            return fault(run, MISSING_WAIT, pc, wave, -1, 0, row.SCALAR_BASE + 124)
+        late = late_scalar(sl, w, 124, 1)
+        if late >= 0:
+            return fault(run, MISSING_WAIT, pc, wave, -1, 0, late)
         if sk[124] != u32(0xFFFFFFFF):
             return fault(run, UNKNOWN_ADDRESS, pc, wave, -1, 0, row.SCALAR_BASE + 124)
     offset_register = r[row.SRC0] if (not is_buffer or flags & row.OFFEN) else i64(-1)
     address_words = 0 if offset_register < 0 else 1 if (is_buffer or r[row.SRC1] >= 0) else 2
-    address_known = _ALL
     for word in range(address_words):
-        address_known &= vk[offset_register + word]
         if unready(w, offset_register + word, vm, vl):
             return fault(run, MISSING_WAIT, pc, wave, -1, 0, offset_register + word)
-    if (address_known & execute) != execute:
-        return fault(run, UNKNOWN_ADDRESS, pc, wave, first_lane(execute & ~address_known), 0, offset_register)
+        missing = execute & ~vk[offset_register + word]
+        if missing:
+            return fault(run, UNKNOWN_ADDRESS, pc, wave, first_lane(missing), 0, offset_register + word)
     data_words = words * (2 if atomic and r[row.OP] == 1 else 1)
-    if not to_lds and (
-        not check_registers(w, vm, vl, register, data_words)
-        if store or atomic
-        else loads_over(w, vl, LGKM_DONE, register, data_words)
-    ):
-        return fault(run, MISSING_WAIT, pc, wave, -1, 0, register)
-    if store or atomic:
-        if pages.shape[0] - run[FREE_PAGE] < 160:
-            return GROW
+    if not to_lds:
+        late = (
+            late_vector(w, register, data_words, vm, vl)
+            if store or atomic
+            else late_over(w, vl, LGKM_DONE, register, data_words)
+        )
+        if late >= 0:
+            return fault(run, MISSING_WAIT, pc, wave, -1, 0, late)
+    watched = run[WATCH_WRITERS] != 0
+    # A lane touches two pages at most.
+    free = (
+        memory.pages.shape[0] - run[FREE_PAGE] if store or atomic else memory.read_pages.shape[0] - run[FREE_READ_PAGE]
+    )
+    if watched and free < 160:
+        return GROW
     into = r[row.SRC3] if not is_buffer else register
-    if atomic and flags & row.RETURNS and loads_over(w, vl, LGKM_DONE, into, words):
-        return fault(run, MISSING_WAIT, pc, wave, -1, 0, into)
+    if atomic and flags & row.RETURNS:
+        late = late_over(w, vl, LGKM_DONE, into, words)
+        if late >= 0:
+            return fault(run, MISSING_WAIT, pc, wave, -1, 0, late)
     w[VM_ISSUED] += 1
     if flags & row.FLAT:
         w[LGKM_ISSUED] += 1
     for lane in range(64):
         if not lane_bit(execute, lane):
+            places[1, lane] = 0
             continue
         inside_words = words
         if is_buffer:
@@ -1161,19 +1411,14 @@ def step_memory(r, wave, own, literals, shared, memory, run, w_all, small):
             # Lanes whose store goes nowhere may hold anything.
             for word in range(data_words):
                 if not lane_bit(vk[register + word], lane):
+                    if size < 4 and lane_bit(half[1 if flags & row.HIGH_HALF else 0, register], lane):
+                        continue
                     return fault(run, UNKNOWN_STORED, pc, wave, lane, address, register + word)
+        places[0, lane], places[1, lane], places[2, lane] = address, touched, region
         if store:
             if touched and whole:
-                if run[WATCH_WRITERS]:
-                    other = claim(address, size, region, regions_low, page_base, page_of, pages, run)
-                    if other:
-                        return fault(run, WRITE_RACE, pc, wave, lane, address, other - 1)
                 store_from(v, r, register, lane, address)
             elif touched:
-                if run[WATCH_WRITERS]:
-                    other = claim(address, touched, region, regions_low, page_base, page_of, pages, run)
-                    if other:
-                        return fault(run, WRITE_RACE, pc, wave, lane, address, other - 1)
                 for word in range(inside_words):
                     store_u32(address + 4 * word, v[register + word, lane])
         elif atomic:
@@ -1190,8 +1435,8 @@ def step_memory(r, wave, own, literals, shared, memory, run, w_all, small):
             count = max(size, 4)
             for byte in range(count):
                 small[byte] = load_u8(address + byte) if byte < touched else np.uint8(0)
-            if lds_touch(True, place, count, wave, -w[VM_ISSUED], run, w_all, lds, small, watch):
-                return fault(run, LDS_RACE, pc, wave, lane, place, 1)
+            if lds_touch(WRITES, place, count, wave, -w[VM_ISSUED], run, w_all, lds, small, shared.watch, shared.reads):
+                return fault(run, LDS_RACE, pc, wave, lane, place, WRITES)
             for byte in range(count):
                 lds[place + byte] = small[byte]
                 lds_known[place + byte] = 1
@@ -1202,33 +1447,41 @@ def step_memory(r, wave, own, literals, shared, memory, run, w_all, small):
         else:
             for word in range(words):
                 v[register + word, lane] = load_u32(address + 4 * word) if word < inside_words else u32(0)
+    if watched:
+        how = RETURNING if flags & row.RETURNS else CHANGED if atomic else STORED
+        kind, lane, other = claim(places, how, memory, run) if store or atomic else overlook(places, memory, run)
+        if kind:
+            return fault(run, kind, pc, wave, lane, places[0, lane], other)
     if not store and not to_lds and not (atomic and not flags & row.RETURNS):
         for word in range(words):
-            vk[into + word if atomic else register + word] |= execute
+            if flags & (row.HIGH_HALF | row.LOW_HALF):
+                learn_half(vk, half, register, 1 if flags & row.HIGH_HALF else 0, execute, _ALL)
+            else:
+                vk[into + word if atomic else register + word] |= execute
             vm[into + word if atomic else register + word] = w[VM_ISSUED]
             if flags & row.FLAT:
                 vl[into + word if atomic else register + word] = w[LGKM_ISSUED]
     return DONE
 
 
-@njit
-def step_scratch(r, wave, registers, scratch, scratch_known, run):
+@quick
+def step_scratch(r, wave, registers, scratch, scratch_known, run, masks):
     """A lane's private memory."""
-    w, v, vk, vm, vl, s, sk, sl = registers
+    w, v, vk, half, vm, vl, s, sk, sl = registers
     execute = scalar64(s, 126)
     flags, size, pc = r[row.FLAGS], r[row.SIZE], w[PC] - 1
     register, words = r[row.DST], max(1, size // 4)
-    if (
-        not check_registers(w, vm, vl, register, words)
-        if flags & row.STORE
-        else loads_over(w, vl, LGKM_DONE, register, words)
-    ):
-        return fault(run, MISSING_WAIT, pc, wave, -1, 0, register)
+    late = (
+        late_vector(w, register, words, vm, vl) if flags & row.STORE else late_over(w, vl, LGKM_DONE, register, words)
+    )
+    if late >= 0:
+        return fault(run, MISSING_WAIT, pc, wave, -1, 0, late)
     base = r[row.OFFSET] + (i64(s[r[row.SRC1]]) if r[row.SRC1] >= 0 else 0)
     own = r[row.SRC0]
     if r[row.SRC1] >= 0:
-        if scalars_unready(sl, w, r[row.SRC1], 1):
-            return fault(run, MISSING_WAIT, pc, wave, -1, 0, row.SCALAR_BASE + r[row.SRC1])
+        late = late_scalar(sl, w, r[row.SRC1], 1)
+        if late >= 0:
+            return fault(run, MISSING_WAIT, pc, wave, -1, 0, late)
         if sk[r[row.SRC1]] != u32(0xFFFFFFFF):
             return fault(run, UNKNOWN_ADDRESS, pc, wave, -1, 0, row.SCALAR_BASE + r[row.SRC1])
     if own >= 0 and unready(w, own, vm, vl):
@@ -1236,7 +1489,8 @@ def step_scratch(r, wave, registers, scratch, scratch_known, run):
     if own >= 0 and (vk[own] & execute) != execute:
         return fault(run, UNKNOWN_ADDRESS, pc, wave, first_lane(execute & ~vk[own]), 0, own)
     w[VM_ISSUED] += 1
-    unknown = np.zeros(4, np.uint64)
+    unknown = masks
+    unknown[:] = u64(0)
     for lane in range(64):
         if not lane_bit(execute, lane):
             continue
@@ -1248,7 +1502,8 @@ def step_scratch(r, wave, registers, scratch, scratch_known, run):
             bit = u64(1) << u64(lane)
             if flags & row.STORE:
                 scratch[lane, place + byte] = np.uint8((v[register + word, lane] >> shift) & u32(255))
-                scratch_known[lane, place + byte] = 1 if vk[register + word] & bit else 0
+                known = known_half(vk, half, register + word, shift // 16) & bit
+                scratch_known[lane, place + byte] = 1 if known else 0
             else:
                 if scratch_known[lane, place + byte] == 0:
                     unknown[word] |= bit
@@ -1266,16 +1521,19 @@ def step_scratch(r, wave, registers, scratch, scratch_known, run):
                 put_narrow(v, register, lane, narrow, size, flags)
     if not flags & row.STORE:
         for word in range(words):
-            vk[register + word] = (vk[register + word] | execute) & ~unknown[word]
+            if flags & (row.HIGH_HALF | row.LOW_HALF):
+                learn_half(vk, half, register, 1 if flags & row.HIGH_HALF else 0, execute, ~unknown[0])
+            else:
+                learn(vk, half, register + word, execute, ~unknown[word])
             vm[register + word] = w[VM_ISSUED]
     return DONE
 
 
-@njit
-def step_lds(r, wave, registers, shared, w_all, run, small):
+@quick
+def step_lds(r, wave, registers, shared, w_all, run, small, lanes, masks):
     """Reads, writes and atomics of the workgroup's shared memory."""
-    w, v, vk, vm, vl, s, _, _ = registers
-    lds, lds_known, watch = shared
+    w, v, vk, half, vm, vl, s, _, _ = registers
+    lds, lds_known = shared.content, shared.known
     execute = scalar64(s, 126)
     flags, size, pc = r[row.FLAGS], r[row.SIZE], w[PC] - 1
     own, register, words = r[row.SRC0], r[row.DST], max(1, size // 4)
@@ -1287,21 +1545,21 @@ def step_lds(r, wave, registers, shared, w_all, run, small):
     parts = 2 if flags & row.TWO else 1
     for part in range(parts):
         first = (r[row.SRC1] if part else register) if store else register + part * words
-        if (
-            not check_registers(w, vm, vl, first, words)
-            if store or atomic
-            else loads_over(w, vm, VM_DONE, first, words)
-        ):
-            return fault(run, MISSING_WAIT, pc, wave, -1, 0, first)
+        late = late_vector(w, first, words, vm, vl) if store or atomic else late_over(w, vm, VM_DONE, first, words)
+        if late >= 0:
+            return fault(run, MISSING_WAIT, pc, wave, -1, 0, late)
     if flags & row.TRANSPOSED:
-        return read_transposed(r, w, v, vk, vl, s, wave, lds, lds_known, watch, w_all, run, small)
+        return read_transposed(r, w, v, vk, half, vl, s, wave, shared, w_all, run, small, lanes)
     w[LGKM_ISSUED] += 1
     # The first part may overwrite the addresses of the second.
-    starts = v[own].copy()
+    starts = lanes[0]
+    for lane in range(64):
+        starts[lane] = v[own, lane]
     for part in range(parts):
         first = (r[row.SRC1] if part else register) if store else register + part * words
         offset = r[row.TARGET] if part else r[row.OFFSET]
-        known_all = np.zeros(4, np.uint64)
+        known_all = masks
+        known_all[:] = u64(0)
         for lane in range(64):
             if not lane_bit(execute, lane):
                 continue
@@ -1320,30 +1578,37 @@ def step_lds(r, wave, registers, shared, w_all, run, small):
                 for byte in range(size):
                     word, shift = byte // 4, u32(8 * (byte % 4) + (16 if flags & row.HIGH_HALF else 0))
                     small[byte] = np.uint8((v[first + word, lane] >> shift) & u32(255))
-                if lds_touch(True, place, size, wave, w[LGKM_ISSUED], run, w_all, lds, small, watch):
-                    return fault(run, LDS_RACE, pc, wave, lane, place, 1)
+                if lds_touch(
+                    WRITES, place, size, wave, w[LGKM_ISSUED], run, w_all, lds, small, shared.watch, shared.reads
+                ):
+                    return fault(run, LDS_RACE, pc, wave, lane, place, WRITES)
                 for byte in range(size):
                     lds[place + byte] = small[byte]
-                    lds_known[place + byte] = 1 if vk[first + byte // 4] & bit else 0
+                    part = 1 if flags & row.HIGH_HALF else byte % 4 // 2
+                    lds_known[place + byte] = 1 if known_half(vk, half, first + byte // 4, part) & bit else 0
                 continue
             if atomic:
                 old = u32(0)
                 for byte in range(4):
                     old |= u32(lds[place + byte]) << u32(8 * byte)
                 left = atomic_result(r[row.OP], old, v[register, lane], u32(0))
+                for byte in range(4):
+                    small[byte] = np.uint8((left >> u32(8 * byte)) & u32(255))
+                if lds_touch(ADDS, place, 4, wave, w[LGKM_ISSUED], run, w_all, lds, small, shared.watch, shared.reads):
+                    return fault(run, LDS_RACE, pc, wave, lane, place, ADDS)
                 fine = lane_bit(vk[register], lane)
                 for byte in range(4):
                     fine = fine and lds_known[place + byte] != 0
                 for byte in range(4):
                     lds_known[place + byte] = 1 if fine else 0
-                    lds[place + byte] = np.uint8((left >> u32(8 * byte)) & u32(255))
+                    lds[place + byte] = small[byte]
                 if flags & row.RETURNS:
                     v[r[row.SRC3], lane] = old
                     if fine:
                         known_all[0] |= bit
                 continue
-            if lds_touch(False, place, size, wave, 0, run, w_all, lds, small, watch):
-                return fault(run, LDS_RACE, pc, wave, lane, place, 0)
+            if lds_touch(READS, place, size, wave, w[LGKM_ISSUED], run, w_all, lds, small, shared.watch, shared.reads):
+                return fault(run, LDS_RACE, pc, wave, lane, place, READS)
             if size >= 4:
                 for word in range(words):
                     value = u32(0)
@@ -1365,36 +1630,39 @@ def step_lds(r, wave, registers, shared, w_all, run, small):
                     known_all[0] |= bit
         if atomic:
             if flags & row.RETURNS:
-                vk[r[row.SRC3]] = (vk[r[row.SRC3]] & ~execute) | (known_all[0] & execute)
+                learn(vk, half, r[row.SRC3], execute, known_all[0])
                 vl[r[row.SRC3]] = w[LGKM_ISSUED]
         elif not store:
             for word in range(words):
-                keeps = vk[first + word] if flags & (row.HIGH_HALF | row.LOW_HALF) else _ALL
-                vk[first + word] = (vk[first + word] & ~execute) | (known_all[word] & execute & keeps)
+                if flags & (row.HIGH_HALF | row.LOW_HALF):
+                    learn_half(vk, half, first, 1 if flags & row.HIGH_HALF else 0, execute, known_all[0])
+                else:
+                    learn(vk, half, first + word, execute, known_all[word])
                 vl[first + word] = w[LGKM_ISSUED]
     return DONE
 
 
-@njit
-def read_transposed(r, w, v, vk, vl, s, wave, lds, lds_known, watch, w_all, run, small):
+@quick
+def read_transposed(r, w, v, vk, half, vl, s, wave, shared, w_all, run, small, lanes):
     """ds_read_b64_tr: in each sixteen lanes, what they read together is a matrix, and each gets a column of it."""
     execute = scalar64(s, 126)
+    lds, lds_known = shared.content, shared.known
     pc = w[PC] - 1
     own, register, bits = r[row.SRC0], r[row.DST], r[row.IMMEDIATE]
     if execute != _ALL:
         return fault(run, EXEC_EMPTY, pc, wave, first_lane(~execute), 0, 1)
     w[LGKM_ISSUED] += 1
-    whole = np.zeros((64, 2), np.uint32)
+    lanes[:] = u32(0)
     fine = u64(0)
     for lane in range(64):
         place = (i64(v[own, lane]) + r[row.OFFSET]) & 0xFFFFFFFF
         if place + 8 > lds.shape[0]:
             continue
-        if lds_touch(False, place, 8, wave, 0, run, w_all, lds, small, watch):
-            return fault(run, LDS_RACE, pc, wave, lane, place, 0)
+        if lds_touch(READS, place, 8, wave, w[LGKM_ISSUED], run, w_all, lds, small, shared.watch, shared.reads):
+            return fault(run, LDS_RACE, pc, wave, lane, place, READS)
         known = True
         for byte in range(8):
-            whole[lane, byte // 4] |= u32(lds[place + byte]) << u32(8 * (byte % 4))
+            lanes[byte // 4, lane] |= u32(lds[place + byte]) << u32(8 * (byte % 4))
             known = known and lds_known[place + byte] != 0
         if known:
             fine |= u64(1) << u64(lane)
@@ -1408,7 +1676,7 @@ def read_transposed(r, w, v, vk, vl, s, wave, lds, lds_known, watch, w_all, run,
         for line in range(items):
             index = 16 * line + column
             source, item = group + index // items, index % items
-            both = u64(whole[source, 0]) | u64(whole[source, 1]) << u64(32)
+            both = u64(lanes[0, source]) | u64(lanes[1, source]) << u64(32)
             value |= ((both >> u64(bits * item)) & mask) << u64(bits * line)
             known = known and lane_bit(fine, source)
         v[register, lane] = u32(value & u64(0xFFFFFFFF))
@@ -1416,13 +1684,13 @@ def read_transposed(r, w, v, vk, vl, s, wave, lds, lds_known, watch, w_all, run,
         if known:
             known_out |= u64(1) << u64(lane)
     for word in range(2):
-        vk[register + word] = known_out
+        learn(vk, half, register + word, _ALL, known_out)
         vl[register + word] = w[LGKM_ISSUED]
     return DONE
 
 
-@njit
-def step_permute(r, w, v, vk, vl, s, wave, run):
+@quick
+def step_permute(r, w, v, vk, half, vl, s, wave, run, found):
     """ds_bpermute (0), ds_permute (1), ds_swizzle (2): lanes exchange a register through the LDS hardware."""
     execute = scalar64(s, 126)
     op, offset = r[row.OP], r[row.OFFSET]
@@ -1430,7 +1698,7 @@ def step_permute(r, w, v, vk, vl, s, wave, run):
         return fault(run, UNKNOWN_ADDRESS, w[PC] - 1, wave, first_lane(execute & ~vk[r[row.SRC0]]), 0, r[row.SRC0])
     w[LGKM_ISSUED] += 1
     data = r[row.SRC1] if op < 2 else r[row.SRC0]
-    found = np.zeros(64, np.uint32)
+    found[:] = u32(0)
     known = u64(0) if op != 1 else _ALL
     for lane in range(64):
         if not lane_bit(execute, lane):
@@ -1454,27 +1722,33 @@ def step_permute(r, w, v, vk, vl, s, wave, run):
     for lane in range(64):
         if lane_bit(execute, lane):
             v[r[row.DST], lane] = found[lane]
-    vk[r[row.DST]] = (vk[r[row.DST]] & ~execute) | (known & execute)
+    learn(vk, half, r[row.DST], execute, known)
     vl[r[row.DST]] = w[LGKM_ISSUED]
     return DONE
 
 
-@njit
-def step_scalar_load(r, w, s, sk, sl, wave, regions_low, regions_high, run):
+@quick
+def step_scalar_load(r, w, s, sk, sl, wave, memory, run, places):
     pc = w[PC] - 1
-    base = scalar64(s, r[row.SRC0])
-    if scalar64(sk, r[row.SRC0]) != _ALL or (r[row.SRC1] >= 0 and sk[r[row.SRC1]] != u32(0xFFFFFFFF)):
-        return fault(run, UNKNOWN_ADDRESS, pc, wave, -1, 0, row.SCALAR_BASE + r[row.SRC0])
-    if sl[r[row.SRC0]] > w[LGKM_DONE] or sl[r[row.SRC0] + 1] > w[LGKM_DONE]:
-        return fault(run, MISSING_WAIT, pc, wave, -1, 0, row.SCALAR_BASE + r[row.SRC0])
-    buffer = r[row.FLAGS] & 1
-    if r[row.SRC1] >= 0 and scalars_unready(sl, w, r[row.SRC1], 1):
-        return fault(run, MISSING_WAIT, pc, wave, -1, 0, row.SCALAR_BASE + r[row.SRC1])
-    if buffer and (sk[r[row.SRC0] + 2] != u32(0xFFFFFFFF) or scalars_unready(sl, w, r[row.SRC0] + 2, 1)):
-        return fault(run, UNKNOWN_ADDRESS, pc, wave, -1, 0, row.SCALAR_BASE + r[row.SRC0] + 2)
-    # Scalar loads come back in any order: one over another in flight may be the one that stays.
-    if scalars_unready(sl, w, r[row.DST], r[row.SIZE]):
-        return fault(run, MISSING_WAIT, pc, wave, -1, 0, row.SCALAR_BASE + r[row.DST])
+    at, by, buffer = r[row.SRC0], r[row.SRC1], r[row.FLAGS] & 1
+    base = scalar64(s, at)
+    own = 3 if buffer else 2
+    late = late_scalar(sl, w, at, own)
+    if late < 0 and by >= 0:
+        late = late_scalar(sl, w, by, 1)
+    if late < 0:
+        # Scalar loads come back in any order: one over another in flight may be the one that stays.
+        late = late_scalar(sl, w, r[row.DST], r[row.SIZE])
+    if late >= 0:
+        return fault(run, MISSING_WAIT, pc, wave, -1, 0, late)
+    unknown = unknown_scalar(sk, at, own)
+    if unknown < 0 and by >= 0:
+        unknown = unknown_scalar(sk, by, 1)
+    if unknown >= 0:
+        return fault(run, UNKNOWN_ADDRESS, pc, wave, -1, 0, unknown)
+    watched = run[WATCH_WRITERS] != 0
+    if watched and memory.read_pages.shape[0] - run[FREE_READ_PAGE] < 160:
+        return GROW
     offset = r[row.OFFSET] + (i64(s[r[row.SRC1]]) if r[row.SRC1] >= 0 else 0)
     address = i64(base & u64(0xFFFFFFFFFFFF)) if buffer else i64(base)
     address = (address + offset) & ~3
@@ -1483,36 +1757,47 @@ def step_scalar_load(r, w, s, sk, sl, wave, regions_low, regions_high, run):
     w[SMEM_OPEN] = w[LGKM_ISSUED]
     for word in range(r[row.SIZE]):
         inside = not buffer or offset + 4 * word < limit
-        if inside and region_of(address + 4 * word, 4, regions_low, regions_high, run) < 0:
-            return fault(run, OUTSIDE_LOAD, pc, wave, -1, address + 4 * word, 4)
+        if inside:
+            region = region_of(address + 4 * word, 4, memory.low, memory.high, run)
+            if region < 0:
+                return fault(run, OUTSIDE_LOAD, pc, wave, -1, address + 4 * word, 4)
+            if watched:
+                places[1, :] = 0
+                places[0, 0], places[1, 0], places[2, 0] = address + 4 * word, 4, region
+                kind, _, other = overlook(places, memory, run)
+                if kind:
+                    return fault(run, kind, pc, wave, -1, address + 4 * word, other)
         s[r[row.DST] + word] = load_u32(address + 4 * word) if inside else u32(0)
         sk[r[row.DST] + word] = u32(0xFFFFFFFF)
         sl[r[row.DST] + word] = w[LGKM_ISSUED]
     return DONE
 
 
-@njit
-def step_lane(r, w, v, vk, vm, vl, s, sk, sl, wave, run, literals):
+@quick
+def step_lane(r, w, v, vk, half, vm, vl, s, sk, sl, wave, run, literals):
     """v_readlane, v_readfirstlane, v_writelane. Gives what a run ends with."""
     kind, pc = r[row.KIND], w[PC] - 1
     if kind != Kind.READ_FIRST_LANE:
-        if scalar_unready(r[row.SRC1], 1, sl, w):
-            return fault(run, MISSING_WAIT, pc, wave, -1, 0, r[row.SRC1])
+        late = late_operand(r[row.SRC1], 1, sl, w)
+        if late >= 0:
+            return fault(run, MISSING_WAIT, pc, wave, -1, 0, late)
         if scalar_known(r[row.SRC1], 1, sk) != _ALL:
             return fault(run, UNKNOWN_ADDRESS, pc, wave, -1, 0, r[row.SRC1])
     if kind == Kind.WRITE_LANE:
-        if scalar_unready(r[row.SRC0], 1, sl, w):
-            return fault(run, MISSING_WAIT, pc, wave, -1, 0, r[row.SRC0])
-        if unready(w, r[row.DST], vm, vl):
-            return fault(run, MISSING_WAIT, pc, wave, -1, 0, r[row.DST])
+        late = late_operand(r[row.SRC0], 1, sl, w)
+        if late < 0:
+            late = late_vector(w, r[row.DST], 1, vm, vl)
+        if late >= 0:
+            return fault(run, MISSING_WAIT, pc, wave, -1, 0, late)
         lane = i64(scalar_of(r[row.SRC1], 1, s, w, literals)) & 63
         v[r[row.DST], lane] = u32(scalar_of(r[row.SRC0], 1, s, w, literals) & u64(0xFFFFFFFF))
         bit = u64(1) << u64(lane)
         known = scalar_known(r[row.SRC0], 1, sk) == _ALL
-        vk[r[row.DST]] = vk[r[row.DST]] | bit if known else vk[r[row.DST]] & ~bit
+        learn(vk, half, r[row.DST], bit, bit if known else u64(0))
         return DONE
-    if scalars_unready(sl, w, r[row.DST], 1):
-        return fault(run, MISSING_WAIT, pc, wave, -1, 0, row.SCALAR_BASE + r[row.DST])
+    late = late_scalar(sl, w, r[row.DST], 1)
+    if late >= 0:
+        return fault(run, MISSING_WAIT, pc, wave, -1, 0, late)
     lane = i64(0)
     if kind == Kind.READ_LANE:
         lane = i64(scalar_of(r[row.SRC1], 1, s, w, literals)) & 63
@@ -1522,17 +1807,22 @@ def step_lane(r, w, v, vk, vm, vl, s, sk, sl, wave, run, literals):
         lane = first_lane(scalar64(s, 126))
     code = r[row.SRC0]
     if code >= row.SCALAR_BASE:
+        late = late_operand(code, 1, sl, w)
+        if late >= 0:
+            return fault(run, MISSING_WAIT, pc, wave, -1, 0, late)
         s[r[row.DST]] = u32(scalar_of(code, 1, s, w, literals) & u64(0xFFFFFFFF))
         sk[r[row.DST]] = u32(scalar_known(code, 1, sk) & u64(0xFFFFFFFF))
         return DONE
     if unready(w, code, vm, vl):
         return fault(run, MISSING_WAIT, pc, wave, lane, 0, code)
     s[r[row.DST]] = v[code, lane]
-    sk[r[row.DST]] = u32(0xFFFFFFFF) if lane_bit(vk[code], lane) else u32(0)
+    low = u32(0xFFFF) if lane_bit(known_half(vk, half, code, 0), lane) else u32(0)
+    high = u32(0xFFFF0000) if lane_bit(known_half(vk, half, code, 1), lane) else u32(0)
+    sk[r[row.DST]] = low | high
     return DONE
 
 
-@njit
+@quick
 def run_wave(wave, code, waves, shared, private, memory, run, work, vectors, scalar):
     """Runs one wave until its barrier, its end or a fault."""
     w_all = waves.w
@@ -1540,15 +1830,32 @@ def run_wave(wave, code, waves, shared, private, memory, run, work, vectors, sca
         w_all[wave],
         waves.v[wave],
         waves.vk[wave],
+        waves.half[wave],
         waves.vm[wave],
         waves.vl[wave],
         waves.s[wave],
         waves.sk[wave],
         waves.sl[wave],
     )
-    w, v, vk, vm, vl, s, sk, sl = own
+    w, v, vk, half, vm, vl, s, sk, sl = own
     rows, literals, matrices = code
-    buffers, addresses, numbers, numbers_at, left, right, known_left, known_right, addend, addend_known, small = work
+    (
+        buffers,
+        addresses,
+        numbers,
+        numbers_at,
+        left,
+        right,
+        known_left,
+        known_right,
+        addend,
+        addend_known,
+        small,
+        places,
+        pointers,
+        lanes,
+        masks,
+    ) = work
     count = rows.shape[0]
     while True:
         pc = w[PC]
@@ -1562,32 +1869,37 @@ def run_wave(wave, code, waves, shared, private, memory, run, work, vectors, sca
         kind = r[row.KIND]
         ends = DONE
         if kind <= Kind.COMPARE:
+            late = i64(-1)
             for mask in (r[row.MASK], r[row.CARRY]):
-                if mask >= 0 and scalars_unready(sl, w, mask, 2):
-                    return fault(run, MISSING_WAIT, pc, wave, -1, 0, row.SCALAR_BASE + mask)
+                if mask >= 0 and late < 0:
+                    late = late_scalar(sl, w, mask, 2)
             for place in range(r[row.SOURCES]):
-                if source_unready(r, place, w, vm, vl, sl):
-                    return fault(run, MISSING_WAIT, pc, wave, -1, 0, r[row.SRC0 + place])
-            if not check_registers(w, vm, vl, r[row.DST], r[row.DST_WORDS]):
-                return fault(run, MISSING_WAIT, pc, wave, -1, 0, r[row.DST])
+                if late < 0:
+                    late = late_source(r, place, w, vm, vl, sl)
+            if late < 0:
+                late = late_vector(w, r[row.DST], r[row.DST_WORDS], vm, vl)
+            if late >= 0:
+                return fault(run, MISSING_WAIT, pc, wave, -1, 0, late)
             if run[STRICT]:
+                execute = scalar64(s, 126)
                 for place in range(r[row.SOURCES]):
-                    execute = scalar64(s, 126)
-                    if (
-                        r[row.MASK] < 0
-                        and (known_of(r, place, vk, sk, execute, r[row.UPWARD] != 0) & execute) != execute
-                    ):
+                    known = known_of(r, place, vk, sk, execute, r[row.UPWARD] != 0)
+                    if r[row.MASK] < 0 and (known & execute) != execute:
                         return fault(run, UNKNOWN_READ, pc, wave, -1, 0, r[row.SRC0 + place])
-            bad = step_vector(r, w, v, vk, s, sk, literals, buffers, addresses, vectors)
+            bad = step_vector(r, w, v, vk, half, s, sk, literals, buffers, addresses, pointers, vectors)
             if bad:
                 return fault(run, bad, pc, wave, -1, 0, 0)
         elif kind == Kind.SCALAR or kind == Kind.SAVE_EXEC:
-            bad = step_scalar(r, w, s, sk, sl, literals, numbers, numbers_at, scalar)
+            late = late_for_scalar(r, w, sl)
+            if late >= 0:
+                return fault(run, MISSING_WAIT, pc, wave, -1, 0, late)
+            bad = step_scalar(r, w, s, sk, literals, numbers, numbers_at, scalar)
             if bad:
                 return fault(run, bad, pc, wave, -1, 0, row.SCALAR_BASE + r[row.DST])
         elif kind == Kind.BRANCH:
-            if 3 <= r[row.OP] <= 4 and scalars_unready(sl, w, 106, 2):
-                return fault(run, MISSING_WAIT, pc, wave, -1, 0, row.SCALAR_BASE + 106)
+            late = late_scalar(sl, w, 106, 2) if 3 <= r[row.OP] <= 4 else i64(-1)
+            if late >= 0:
+                return fault(run, MISSING_WAIT, pc, wave, -1, 0, late)
             target = step_branch(r, w, s, sk)
             if target < 0:
                 return fault(run, UNKNOWN_CONDITION, pc, wave, -1, 0, 0)
@@ -1600,23 +1912,28 @@ def run_wave(wave, code, waves, shared, private, memory, run, work, vectors, sca
                 if w[LGKM_ISSUED] - r[row.IMMEDIATE] > w[LGKM_DONE]:
                     w[LGKM_DONE] = w[LGKM_ISSUED] - r[row.IMMEDIATE]
         elif kind == Kind.BUFFER or kind == Kind.GLOBAL:
-            ends = step_memory(r, wave, own, literals, shared, memory, run, w_all, small)
+            ends = step_memory(r, wave, own, literals, shared, memory, run, w_all, small, places)
         elif kind == Kind.LDS:
-            ends = step_lds(r, wave, own, shared, w_all, run, small)
+            ends = step_lds(r, wave, own, shared, w_all, run, small, lanes, masks)
         elif kind == Kind.MATRIX:
             m = matrices[r[row.MATRIX_ROW]]
-            if not check_registers(w, vm, vl, r[row.SRC0], m[row.WORDS_A]):
-                return fault(run, MISSING_WAIT, pc, wave, -1, 0, r[row.SRC0])
-            if not check_registers(w, vm, vl, r[row.SRC1], m[row.WORDS_B]):
-                return fault(run, MISSING_WAIT, pc, wave, -1, 0, r[row.SRC1])
-            if r[row.SRC2] < row.SCALAR_BASE and not check_registers(w, vm, vl, r[row.SRC2], m[row.WORDS_D]):
-                return fault(run, MISSING_WAIT, pc, wave, -1, 0, r[row.SRC2])
-            if not check_registers(w, vm, vl, r[row.DST], m[row.WORDS_D]):
-                return fault(run, MISSING_WAIT, pc, wave, -1, 0, r[row.DST])
+            late = late_vector(w, r[row.SRC0], m[row.WORDS_A], vm, vl)
+            if late < 0:
+                late = late_vector(w, r[row.SRC1], m[row.WORDS_B], vm, vl)
+            if late < 0 and r[row.SRC2] < row.SCALAR_BASE:
+                late = late_vector(w, r[row.SRC2], m[row.WORDS_D], vm, vl)
+            if late < 0:
+                late = late_vector(w, r[row.DST], m[row.WORDS_D], vm, vl)
             if m[row.SCALED]:
                 for scale in (r[row.SRC3], r[row.TARGET]):
-                    if scale < row.SCALAR_BASE and unready(w, scale, vm, vl):
-                        return fault(run, MISSING_WAIT, pc, wave, -1, 0, scale)
+                    if late < 0:
+                        late = (
+                            late_vector(w, scale, 1, vm, vl)
+                            if scale < row.SCALAR_BASE
+                            else late_operand(scale, 1, sl, w)
+                        )
+            if late >= 0:
+                return fault(run, MISSING_WAIT, pc, wave, -1, 0, late)
             if run[STRICT]:
                 for side in range(3):
                     base, words = (
@@ -1629,32 +1946,32 @@ def run_wave(wave, code, waves, shared, private, memory, run, work, vectors, sca
                     for word in range(words):
                         if base < row.SCALAR_BASE and vk[base + word] != _ALL:
                             return fault(run, UNKNOWN_READ, pc, wave, first_lane(~vk[base + word]), 0, base + word)
-            matrix(r, m, v, vk, s, w, literals, left, right, known_left, known_right, addend, addend_known)
+            matrix(r, m, v, vk, half, s, sk, w, literals, left, right, known_left, known_right, addend, addend_known)
         elif kind == Kind.SCALAR_LOAD:
-            ends = step_scalar_load(r, w, s, sk, sl, wave, memory.low, memory.high, run)
+            ends = step_scalar_load(r, w, s, sk, sl, wave, memory, run, places)
         elif kind == Kind.SCRATCH:
-            ends = step_scratch(r, wave, own, private.content[wave], private.known[wave], run)
+            ends = step_scratch(r, wave, own, private.content[wave], private.known[wave], run, masks)
         elif kind <= Kind.WRITE_LANE:
-            ends = step_lane(r, w, v, vk, vm, vl, s, sk, sl, wave, run, literals)
+            ends = step_lane(r, w, v, vk, half, vm, vl, s, sk, sl, wave, run, literals)
         elif kind == Kind.LDS_PERMUTE:
-            if unready(w, r[row.SRC0], vm, vl) or (r[row.OP] < 2 and unready(w, r[row.SRC1], vm, vl)):
-                return fault(run, MISSING_WAIT, pc, wave, -1, 0, r[row.SRC0])
-            if loads_over(w, vm, VM_DONE, r[row.DST], 1):
-                return fault(run, MISSING_WAIT, pc, wave, -1, 0, r[row.DST])
-            ends = step_permute(r, w, v, vk, vl, s, wave, run)
-        elif kind == Kind.SWAP_ROWS:
-            if unready(w, r[row.SRC0], vm, vl) or unready(w, r[row.DST], vm, vl):
-                return fault(run, MISSING_WAIT, pc, wave, -1, 0, r[row.SRC0])
-            swap_rows(r, v, vk, scalar64(s, 126))
-        elif kind == Kind.SWAP:
-            execute = scalar64(s, 126)
-            a, b = r[row.DST], r[row.SRC0]
-            if unready(w, a, vm, vl) or unready(w, b, vm, vl):
-                return fault(run, MISSING_WAIT, pc, wave, -1, 0, a)
-            for lane in range(64):
-                if lane_bit(execute, lane):
-                    v[a, lane], v[b, lane] = v[b, lane], v[a, lane]
-            vk[a], vk[b] = (vk[a] & ~execute) | (vk[b] & execute), (vk[b] & ~execute) | (vk[a] & execute)
+            late = late_vector(w, r[row.SRC0], 1, vm, vl)
+            if late < 0 and r[row.OP] < 2:
+                late = late_vector(w, r[row.SRC1], 1, vm, vl)
+            if late < 0:
+                late = late_over(w, vm, VM_DONE, r[row.DST], 1)
+            if late >= 0:
+                return fault(run, MISSING_WAIT, pc, wave, -1, 0, late)
+            ends = step_permute(r, w, v, vk, half, vl, s, wave, run, lanes[0])
+        elif kind == Kind.SWAP_ROWS or kind == Kind.SWAP:
+            late = late_vector(w, r[row.DST], 1, vm, vl)
+            if late < 0:
+                late = late_vector(w, r[row.SRC0], 1, vm, vl)
+            if late >= 0:
+                return fault(run, MISSING_WAIT, pc, wave, -1, 0, late)
+            if kind == Kind.SWAP:
+                swap(v, vk, half, r[row.DST], r[row.SRC0], scalar64(s, 126))
+            else:
+                swap_rows(r, v, vk, half)
         elif kind == Kind.BARRIER:
             w[STATUS] = AT_BARRIER
             w[PUBLISHED_LGKM], w[PUBLISHED_VM] = w[LGKM_DONE], w[VM_DONE]
@@ -1665,6 +1982,10 @@ def run_wave(wave, code, waves, shared, private, memory, run, work, vectors, sca
         elif kind == Kind.SET_MODE:
             bit = i64(1) << r[row.OFFSET]
             w[MODE] = (w[MODE] & ~bit) | (bit if r[row.IMMEDIATE] & 1 else 0)
+        elif kind == Kind.NOTHING:
+            # Behind an atomic that found another workgroup's, what that one did before is seen.
+            if r[row.OP] and run[MET]:
+                run[IN_ORDER] = 1
         elif kind == Kind.TRAP:
             return fault(run, TRAPPED, pc, wave, -1, 0, 0)
         if ends != DONE:
@@ -1694,6 +2015,10 @@ def run_launch(code, waves, shared, private, memory, run, work, vectors, scalar,
                 if waves.w[wave, STATUS] == AT_BARRIER:
                     waves.w[wave, STATUS] = RUNNING
                     going = True
+                elif waves.w[wave, STATUS] == ENDED:
+                    # No barrier waits for it any more: what it had waited for comes before what is behind this one.
+                    waves.w[wave, PUBLISHED_LGKM] = waves.w[wave, LGKM_DONE]
+                    waves.w[wave, PUBLISHED_VM] = waves.w[wave, VM_DONE]
             run[EPOCH] += 1
         run[GROUP] += 1
         run[STARTED] = 0
@@ -1710,18 +2035,21 @@ def start_group(waves, shared, private, run, start):
     run[EPOCH] += 1
     shared.known[:] = 0
     shared.watch[0, :] = 0
-    shared.watch[2, :] = 0
+    shared.reads[:] = 0
+    run[MET] = run[IN_ORDER] = 0
     private.known[:] = 0
     for wave in range(waves.w.shape[0]):
         waves.w[wave, :] = 0
-        waves.w[wave, SCC_KNOWN] = 1
         waves.w[wave, MODE] = start.mode
         waves.vk[wave, :] = u64(0)
+        waves.half[wave, :] = u64(0)
         waves.vm[wave, :] = 0
         waves.vl[wave, :] = 0
         waves.sl[wave, :] = 0
         waves.s[wave, :] = start.s
         waves.sk[wave, :] = start.sk
+        # SCC starts known; its upper bits, and what lies beside it, always are.
+        waves.sk[wave, row.SCC_INDEX :] = u32(0xFFFFFFFF)
         for place in range(start.v.shape[1]):
             waves.v[wave, place, :] = start.v[wave, place]
             waves.vk[wave, place] = _ALL

@@ -8,6 +8,7 @@ from impl.executions.isa.meaning import BOTH, CDNA4, COMPARE, SAVE_EXEC, SCALAR,
 UNSETTLED = (
     "exp, log, rcp, rsq, sqrt, sin, cos: the correctly rounded value stands for the hardware's, which is within an ulp of it",
     "matrix instructions: exact products, one rounding a result; hardware's order is measured for gfx942 (arXiv 2511.10909) only",
+    "v_dot2 of halves and bfloat16: rounded after each sum, in the order of the guide's pseudocode",
     "the sign and payload of a NaN that an operation makes, and of NaN in 8 bits",
     "infinity to FNUZ under FP16_OVFL; NaN to 4 bits",
     "a dword that straddles the end of a buffer: its first byte decides",

@@ -55,8 +55,8 @@ class Kind(IntEnum):
 # Columns of a row.
 (KIND, OP, DST, SRC0, SRC1, SRC2, SRC3, DST_WORDS, WORDS0, WORDS1, WORDS2, WORDS3, SOURCES, MASK, CARRY, LANES, IMMEDIATE,
  CLAMP, SELECT0, SELECT1, SELECT2, SELECT_DST, NEGATE, ABSOLUTE, SIGNS, OP_SEL, OP_SEL_HI, DPP, DPP_VALUE, DPP_MASKS, TARGET,
- OFFSET, SIZE, FLAGS, MATRIX_ROW, PLAIN, UPWARD) = range(37)  # fmt: skip
-COLUMNS = 37
+ OFFSET, SIZE, FLAGS, MATRIX_ROW, PLAIN, UPWARD, PARTS) = range(38)  # fmt: skip
+COLUMNS = 38
 
 CLAMP_INTEGER, CLAMP_FLOAT = 1, 2
 SCALAR_BASE, LITERAL_BASE, NOTHING = 512, 1024, -1
@@ -75,6 +75,13 @@ _FROM_ACCUMULATION = frozenset({"v_accvgpr_read_b32", "v_accvgpr_mov_b32"})
 _WITH_LITERAL = {"v_fmamk_f32": 2, "v_fmaak_f32": 3}
 # Their sources are bits, of which the sign may be changed all the same.
 _SIGNED_BITS = frozenset({"v_cndmask_b32", "v_fma_mix_f32", "v_fma_mixlo_f16", "v_fma_mixhi_f16"})
+# What of a source's register is read, two bits a source: all of it, or one half alone.
+LOW_PART, HIGH_PART = 1, 2
+# In the same column: the result is the source as it is.
+COPY = 1 << 8
+# Or bytes of two sources that the third one names.
+PERMUTES = 1 << 9
+_COPIES = frozenset({"v_mov_b32", "v_accvgpr_read_b32", "v_accvgpr_write_b32", "v_accvgpr_mov_b32"})
 
 # Flags of memory rows.
 (STORE, ATOMIC, TO_LDS, SIGNED_LOAD, HIGH_HALF, LOW_HALF, RETURNS, TWO, TRANSPOSED, FLAT, OFFEN, IDXEN) = (
@@ -269,7 +276,7 @@ class _Encoder:
             if meaning.carry:
                 row[CARRY] = operands.pop(0).index
         if meaning.mask:
-            row[MASK] = VCC if name == "v_div_fmas_f32" else operands.pop().index
+            row[MASK] = VCC if name.startswith("v_div_fmas") else operands.pop().index
         letters = meaning.sources
         expected = len(letters) - (1 if meaning.accumulates else 0)
         if len(operands) != expected:
@@ -294,6 +301,32 @@ class _Encoder:
         self._takes_lanes(at, meaning, name)
         plain = not (row[NEGATE] or row[ABSOLUTE] or row[SELECT0] or row[SELECT1] or row[SELECT2] or row[DPP])
         row[PLAIN] = int(plain and not meaning.packed)
+        row[PARTS] = self._parts(row, name, letters, operands)
+        if plain and name in _COPIES:
+            row[PARTS] |= COPY
+        if name == "v_perm_b32":
+            row[PARTS] |= PERMUTES
+
+    def _parts(self, row: Array, name: str, letters: str, operands: list[Operand]) -> int:
+        """Of each source, the half of its register that the result depends on, if it is one alone."""
+        found = [0, 0, 0, 0]
+        for place, letter in enumerate(letters):
+            select = int(row[SELECT0 + place]) & 15 if place < 3 else 0
+            if select:
+                found[place] = LOW_PART if select in (1, 2, 5) else HIGH_PART
+            elif letter in "hkws":
+                found[place] = LOW_PART
+        constants = [operand.value if operand.kind == "constant" else None for operand in operands]
+        if name == "v_and_b32" and not row[DPP]:
+            for place, mask in ((0, constants[1]), (1, constants[0])):
+                if mask is not None and not found[place]:
+                    found[place] = LOW_PART if mask & 0xFFFF0000 == 0 else HIGH_PART if mask & 0xFFFF == 0 else 0
+        elif name in ("v_lshlrev_b32", "v_lshrrev_b32", "v_ashrrev_i32") and not found[1]:
+            if constants[0] is not None and constants[0] & 31 >= 16:
+                found[1] = LOW_PART if name == "v_lshlrev_b32" else HIGH_PART
+        elif name.startswith("v_cvt_f32_ubyte") and not found[0]:
+            found[0] = LOW_PART if name[-1] in "01" else HIGH_PART
+        return sum(part << (2 * place) for place, part in enumerate(found))
 
     def _takes_lanes(self, at: Instruction, meaning: Vector, name: str) -> None:
         places = []
@@ -311,7 +344,7 @@ class _Encoder:
             )
         if name in _WITH_LITERAL:
             places[_WITH_LITERAL[name]] = _CONSTANT
-        if meaning.mask and name != "v_div_fmas_f32":
+        if meaning.mask and not name.startswith("v_div_fmas"):
             places.append(_mask(at))
         _takes(at, *places)
 
@@ -521,6 +554,7 @@ class _Encoder:
             row[KIND] = Kind.NOTHING
             self._known_modifiers(at, *(_CACHING if name.startswith("buffer_") else ()))
             _takes(at, *([_CONSTANT] if name in _COUNTED else []))
+            row[OP] = int(name == "buffer_inv" and "sc1" in at.modifiers)
         else:
             _refuse(at, f"{name} is not modelled")
 

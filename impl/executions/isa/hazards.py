@@ -316,7 +316,7 @@ class _Walk:
             return VMEM_READS_SCALAR
         if kind in (Kind.READ_LANE, Kind.WRITE_LANE) and r[row.SRC1] == register:
             return LANE_SELECT
-        if register in _VCCS and self.instructions[at].mnemonic == "v_div_fmas_f32":
+        if register in _VCCS and self.instructions[at].mnemonic.startswith("v_div_fmas"):
             return DIVISION_READS_VCC
         return VALU_READS_SCALAR if kind in _VALU or kind == Kind.MATRIX else 0
 

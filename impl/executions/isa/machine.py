@@ -55,6 +55,8 @@ _SENTENCES = {
     core.MISSING_WAIT: "{register} is used before its load was waited for",
     core.LDS_RACE: "LDS byte {address} {race}, with no barrier between that was waited for",
     core.WRITE_RACE: "a byte that workgroup {more} of the same launch wrote too",
+    core.READ_OF_STORED: "a byte that workgroup {more} of the same launch stores, with nothing that orders the two",
+    core.STORE_OF_READ: "a byte that workgroup {more} of the same launch loads, with nothing that orders the two",
     core.EXEC_EMPTY: "no lane executes, or not every lane where all must",
     core.LDS_OUTSIDE: "an LDS access at byte {address} outside the workgroup's LDS",
     core.SCRATCH_OUTSIDE: "a scratch access at byte {address} outside the lane's scratch",
@@ -72,12 +74,21 @@ _KINDS = {
     core.MISSING_WAIT: "missing wait",
     core.LDS_RACE: "LDS race",
     core.WRITE_RACE: "write race",
+    core.READ_OF_STORED: "read race",
+    core.STORE_OF_READ: "read race",
     core.EXEC_EMPTY: "lanes off",
     core.LDS_OUTSIDE: "out-of-bounds LDS",
     core.SCRATCH_OUTSIDE: "out-of-bounds scratch",
     core.TRAPPED: "trap",
     core.WRONG_PC: "runaway",
     core.UNKNOWN_READ: "unwritten value read",
+}
+
+
+_RACES = {
+    core.READS: "is read where another wave wrote it",
+    core.WRITES: "is overwritten with another value than another wave wrote or read",
+    core.ADDS: "is changed by an atomic where another wave wrote or read it",
 }
 
 
@@ -149,14 +160,20 @@ class State:
             w=np.zeros((waves, core.WAVE_COLUMNS), np.int64),
             v=np.zeros((waves, 512, 64), np.uint32),
             vk=np.zeros((waves, 512), np.uint64),
+            half=np.zeros((waves, 2, 512), np.uint64),
             vm=np.zeros((waves, 512), np.int64),
             vl=np.zeros((waves, 512), np.int64),
             s=np.zeros((waves, 132), np.uint32),
             sk=np.zeros((waves, 132), np.uint32),
             sl=np.zeros((waves, 132), np.int64),
         )
-        watch = np.zeros((6, lds_bytes // grain + 1), np.int64)
-        self.shared = core.Shared(np.zeros(lds_bytes, np.uint8), np.zeros(lds_bytes, np.uint8), watch)
+        units = lds_bytes // grain + 1
+        self.shared = core.Shared(
+            np.zeros(lds_bytes, np.uint8),
+            np.zeros(lds_bytes, np.uint8),
+            np.zeros((6, units), np.int64),
+            np.zeros((waves, units), np.int32),
+        )
         scratch = (waves, 64, scratch_bytes)
         self.private = core.Private(np.zeros(scratch, np.uint8), np.zeros(scratch, np.uint8))
 
@@ -189,12 +206,16 @@ def run(
     page_base = np.concatenate([[0], np.cumsum(sizes)[:-1]]).astype(np.int64)
     page_of = np.zeros(int(sizes.sum()), np.int32)
     pages = np.zeros((512, 4096), np.int32)
+    read_page_of, read_pages = np.zeros_like(page_of), np.zeros((512, 1024), np.int32)
     numbers = np.zeros(core.RUN_COLUMNS, np.int64)
     numbers[core.LAST_GROUP] = grid[0] * grid[1] * grid[2]
     numbers[[core.GROUPS_X, core.GROUPS_Y, core.GROUPS_Z]] = grid
-    numbers[core.INSTRUCTION_LIMIT], numbers[core.FREE_PAGE] = limit, 1
+    numbers[core.INSTRUCTION_LIMIT] = limit
+    numbers[core.FREE_PAGE] = numbers[core.FREE_READ_PAGE] = 1
     numbers[core.STARTED], numbers[core.EPOCH] = int(started), int(started)
-    numbers[core.GRAIN], numbers[core.WATCH_WRITERS] = kernel.encoded.grain, int(watch_writers)
+    # A workgroup alone meets no other.
+    numbers[core.GRAIN] = kernel.encoded.grain
+    numbers[core.WATCH_WRITERS] = int(watch_writers and numbers[core.LAST_GROUP] > 1)
     numbers[core.STRICT] = int(strict)
     buffers = np.zeros((7, 256), np.uint32)
     addresses = np.array([buffers[place].ctypes.data for place in range(7)], np.int64)
@@ -223,9 +244,13 @@ def run(
         addend,
         addend_known,
         small,
+        np.zeros((3, 64), np.int64),
+        addresses.copy(),
+        np.zeros((2, 64), np.uint32),
+        np.zeros(4, np.uint64),
     )
     while True:
-        memory = core.Memory(low, high, page_base, page_of, pages)
+        memory = core.Memory(low, high, page_base, page_of, pages, read_page_of, read_pages)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", NumbaExperimentalFeatureWarning)
             ends = core.run_launch(
@@ -233,7 +258,10 @@ def run(
             )
         if ends != core.GROW:
             break
-        pages = np.concatenate([pages, np.zeros_like(pages)])
+        if len(pages) - numbers[core.FREE_PAGE] < 160:
+            pages = np.concatenate([pages, np.zeros_like(pages)])
+        else:
+            read_pages = np.concatenate([read_pages, np.zeros_like(read_pages)])
     if ends == core.FAULT:
         raise _fault(kernel, numbers)
     if ends == core.LIMIT:
@@ -242,9 +270,10 @@ def run(
 
 
 def named_state(arguments: Sequence[Any]) -> dict[str, Array]:
-    """What a call of `core.run_launch` changes, by name: registers of all waves by theirs, `lds`, `known`, `watch`, `run`."""
+    """What a call of `core.run_launch` changes, by name: registers of all waves by theirs, LDS and who touched it, `run`."""
     _, waves, shared, _, _, numbers, *_ = arguments
-    return {**waves._asdict(), "lds": shared.content, "lds_known": shared.known, "watch": shared.watch, "run": numbers}
+    return {**waves._asdict(), "lds": shared.content, "lds_known": shared.known, "watch": shared.watch,
+            "reads": shared.reads, "run": numbers}  # fmt: skip
 
 
 def run_one(whole: Callable[..., int], arguments: Sequence[Any]) -> int:
@@ -292,9 +321,7 @@ def _fault(kernel: Kernel, numbers: Array) -> MachineFault:
         register=_register(more),
         more=more,
         address=int(numbers[core.FAULT_ADDRESS]),
-        race="is overwritten with another value than another wave wrote or read"
-        if more
-        else "is read where another wave wrote it",
+        race=_RACES.get(more, ""),
     )
     return MachineFault(
         _KINDS[kind], sentence, at.text if at else "?", int(numbers[core.FAULT_WAVE]), int(numbers[core.FAULT_LANE]),

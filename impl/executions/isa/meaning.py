@@ -135,6 +135,15 @@ _INTEGERS = _same("uu", "u", {
 }) | {
     "v_pack_b32_f16": Vector("ww", (("u", "a | b << 16"),)),
     "v_dot4_i32_i8": Vector("uui", (("i", "dot_bytes(a, b, c)"),)),
+    "v_dot4c_i32_i8": Vector("uui", (("i", "dot_bytes(a, b, c)"),), accumulates=True),
+    "v_dot4_u32_u8": Vector("uuu", (("u", "dot_unsigned_bytes(a, b, c)"),)),
+    "v_dot2_i32_i16": Vector("uui", (("i", "dot_shorts(a, b, c)"),)),
+    "v_dot2c_i32_i16": Vector("uui", (("i", "dot_shorts(a, b, c)"),), accumulates=True),
+    "v_dot2_u32_u16": Vector("uuu", (("u", "dot_unsigned_shorts(a, b, c)"),)),
+    "v_dot2_f32_f16": Vector("uuf", (("f", "dot_halves(a, b, c)"),)),
+    "v_dot2c_f32_f16": Vector("uuf", (("f", "dot_halves(a, b, c)"),), accumulates=True),
+    "v_dot2_f32_bf16": Vector("uuf", (("f", "dot_bf16(a, b, c)"),), archs=CDNA4),
+    "v_dot2c_f32_bf16": Vector("uuf", (("f", "dot_bf16_onto(a, b, c)"),), archs=CDNA4, accumulates=True),
     "v_ashrrev_i32": Vector("ui", (("i", "b >> (a & 31)"),)),
     "v_add_co_u32": Vector("uu", (("u", "a + b"),), carry="(a + b) >> 32"),
     "v_sub_co_u32": Vector("uu", (("u", "a - b"),), carry="1 if a < b else 0"),
@@ -197,6 +206,15 @@ _WIDE = {
     "v_floor_f64": Vector("d", (("d", "floor64(a)"),)),
     "v_ceil_f64": Vector("d", (("d", "-floor64(-a)"),)),
     "v_rndne_f64": Vector("d", (("d", "nearest64(a)"),)),
+    "v_frexp_mant_f64": Vector("d", (("d", "mantissa64(a)"),)),
+    "v_frexp_exp_i32_f64": Vector("d", (("i", "exponent64(a)"),)),
+    "v_div_scale_f64": Vector("ddd", (("d", "scaled64(a, b, c)"),), carry="needs_scaling64(a, b, c)"),
+    "v_div_fmas_f64": Vector(
+        "ddd",
+        (("d", "scaled_fma64(a, b, c, 128 if exponent_bits64(c) > 1023 else -128) if m != 0 else fma64(a, b, c)"),),
+        mask=True,
+    ),
+    "v_div_fixup_f64": Vector("ddd", (("d", "fix_quotient64(a, b, c)"),)),
 }
 
 # Transcendentals are the correctly rounded value: the hardware's is within an ulp of it. Subnormal inputs and results
@@ -388,6 +406,7 @@ def _compares() -> dict[str, Vector]:
                 continue
             found[f"v_cmp_{relation}_{kind}"] = Vector(letter * 2, (), carry=f"1 if ({expression}) else 0")
     found["v_cmp_class_f32"] = Vector("fu", (), carry="1 if (class_of(a) & b) != 0 else 0")
+    found["v_cmp_class_f64"] = Vector("du", (), carry="1 if (class_of64(a) & b) != 0 else 0")
     return found
 
 

@@ -9,6 +9,7 @@ import numpy as np
 
 from impl.executions.isa import core, machine
 from impl.executions.isa.assembly import EXEC, read_lines
+from impl.executions.isa.encoding import SCC_INDEX
 
 Array = np.ndarray[Any, Any]
 _ALL = 0xFFFFFFFF
@@ -63,7 +64,8 @@ def run_lines(
         state.waves.sk[:] = _ALL
     else:
         state.waves.sk[0, EXEC : EXEC + 2] = _ALL
-    state.waves.w[0, core.SCC], state.waves.w[0, core.SCC_KNOWN] = scc, int(known)
+        state.waves.sk[0, SCC_INDEX + 1 :] = _ALL
+    state.waves.w[0, core.SCC] = scc
     state.waves.w[0, core.MODE] = machine.mode_of(arch)
     machine.resume(kernel, state, regions)
     return Wave(

@@ -31,7 +31,7 @@ _COMPARABLE = frozenset({
     Kind.SET_MODE,
 })  # fmt: skip
 _OF_WAVES = core.Waves._fields
-_SHARED = ("lds", "lds_known", "watch")
+_SHARED = ("lds", "lds_known", "watch", "reads")
 
 
 class Undecided(Exception):
@@ -59,7 +59,6 @@ class Stepper:
         rows[self.at, row.KIND] = Kind.TRAP
         encoded = dataclasses.replace(self.original.encoded, rows=rows)
         self._stopped = dataclasses.replace(self.original, encoded=encoded)
-        self._followed = not _escapes(self.original.encoded.rows)
 
     def __call__(self, launched: Launched, run: Run) -> int:
         """Runs a launch, stopping at the instruction if it is of the kernel in question."""
@@ -160,13 +159,14 @@ class Stepper:
 
     def _mark(self, named: dict[str, Any], wave: int, right: dict[str, Array], wrong: dict[str, Array]) -> bool:
         """Marks as never written what the two left different; whether there was any."""
-        own = named["w"][wave]
         vectors = right["v"] != wrong["v"]
         scalars = right["s"] ^ wrong["s"]
         condition = right["w"][core.SCC] != wrong["w"][core.SCC]
         others = np.delete(right["w"] != wrong["w"], core.SCC)
         lanes = (vectors.astype(np.uint64) << np.arange(64, dtype=np.uint64)).sum(axis=1, dtype=np.uint64)
-        lanes |= right["vk"] ^ wrong["vk"]
+        for part in range(2):
+            known = [after["vk"] | after["half"][part] for after in (right, wrong)]
+            lanes |= known[0] ^ known[1]
         scalars |= right["sk"] ^ wrong["sk"]
         waits = any((right[name] != wrong[name]).any() for name in ("vm", "vl", "sl"))
         if not (lanes.any() or scalars.any() or condition or others.any() or waits):
@@ -175,26 +175,13 @@ class Stepper:
             raise self._undecided(
                 "they differ in where the wave goes on, in which lanes execute or in what is waited for"
             )
-        if not self._followed:
-            raise self._undecided("they differ, and the kernel uses values where nobody asks whether they were written")
         named["vk"][wave] &= ~lanes
+        named["half"][wave] &= ~lanes
         named["sk"][wave] &= ~scalars
         if condition:
-            own[core.SCC_KNOWN] = 0
+            named["sk"][wave, row.SCC_INDEX] &= ~np.uint32(1)
         return True
 
 
 def _executing(scalars: Array) -> np.uint64:
     return np.uint64(scalars[EXEC]) | np.uint64(scalars[EXEC + 1]) << np.uint64(32)
-
-
-def _escapes(rows: Array) -> bool:
-    """Whether a kernel uses a register where the machine does not ask if it was written."""
-    kinds, flags = rows[:, row.KIND], rows[:, row.FLAGS]
-    offsets = (kinds == Kind.BUFFER) & (rows[:, row.SRC2] < row.LITERAL_BASE)
-    indices = ((kinds == Kind.READ_LANE) | (kinds == Kind.WRITE_LANE)) & (rows[:, row.SRC1] < row.LITERAL_BASE)
-    fills = ((kinds == Kind.BUFFER) | (kinds == Kind.GLOBAL)) & ((flags & row.TO_LDS) != 0)
-    atomics = (kinds == Kind.LDS) & ((flags & row.ATOMIC) != 0)
-    halves = np.isin(kinds, (Kind.BUFFER, Kind.GLOBAL, Kind.LDS)) & ((flags & (row.HIGH_HALF | row.LOW_HALF)) != 0)
-    scratch = kinds == Kind.SCRATCH
-    return bool((offsets | indices | fills | atomics | halves | scratch).any())

@@ -216,6 +216,7 @@ def named(arch: str, overflows: bool = False) -> dict[str, Function]:
         "isQuietNAN": lambda x: truth(is_quiet(x)),
         "isZero": lambda x, sign: truth(x.number() == 0 and x.negative() == sign.truth()),
         "cvtToQuietNAN": quieted,
+        "flushed": lambda x: Value(x.bits & 1 << (x.width - 1), x.width, x.kind) if _fields(x)[1] == 0 else x,
         "exponent": lambda x: whole(_fields(x)[1]),
         "sign": lambda x: whole(_fields(x)[0], 32, "u"),
         "abs": _absolute,

@@ -122,6 +122,23 @@ for _how in _ONES:
     check(f"elementwise {_how}")(_one_check(_how))
 
 
+def _double_check(how: str) -> Callable[[str], str]:
+    def run(arch: str) -> str:
+        x = torch.cat(
+            [drawn(300, dtype=torch.float64).abs() * 8, torch.tensor([0.0, 1.0, math.inf, math.nan, 1e-310, 1e300])]
+        )
+        x = -x if how in ("exp", "floor") else x
+        y = torch.empty_like(x)
+        _one[(triton.cdiv(len(x), 256),)](x, y, len(x), HOW=how, BLOCK=256)
+        return differs(y, _ONES[how][0](x), 0 if how in ("floor", "sqrt") else 1e-15)
+
+    return run
+
+
+for _how in ("exp", "log", "sqrt", "rsqrt", "erf", "floor"):
+    check(f"elementwise {_how} of doubles")(_double_check(_how))
+
+
 @triton.jit
 def _two(x, y, z, n, HOW: tl.constexpr, BLOCK: tl.constexpr):
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
@@ -170,6 +187,17 @@ def _division_rounded(arch: str) -> str:
     bits = integers(-(2**31), 2**31 - 1, 2, 1000, dtype=torch.int32)
     x, y = bits.view(torch.float32)
     return differs(_run_two("div_rn", x, y), (x.double() / y.double()).float())
+
+
+@check("division of doubles is correctly rounded")
+def _division_of_doubles(arch: str) -> str:
+    bits = integers(-(2**63), 2**63 - 1, 2, 1000, dtype=torch.int64)
+    near = (
+        integers(1, 2**53, 2, 1000, dtype=torch.int64, seed=1).double()
+        * 2.0 ** integers(-530, 530, 2, 1000, seed=2).double()
+    )
+    x, y = torch.cat([bits.view(torch.float64), near, near.flip(1) * 2.0**-500], 1)
+    return differs(_run_two("div", x, y), x / y)
 
 
 @check("division of floats")
@@ -696,6 +724,13 @@ for _dtype in _DTYPES:
                 return _product(d, *size, num_warps=w)
 
             check(f"dot {str(_dtype)[6:]} {_m}x{_n}x{_k}, {_warps} warps")(_run)
+for _dtype in (torch.float16, torch.bfloat16, torch.int8):
+    for _m, _n in ((1, 16), (4, 4), (8, 2)):
+
+        def _run_small(arch: str, d: torch.dtype = _dtype, m: int = _m, n: int = _n) -> str:
+            return _product(d, m, n, 64, 32, num_warps=1)
+
+        check(f"dot {str(_dtype)[6:]} {_m}x{_n}x64, too small for the matrix cores")(_run_small)
 for _nonk in (16, 32):
     for _dtype in (torch.float16, torch.bfloat16, torch.int8):
 

@@ -30,7 +30,7 @@ WHOLE_WAVE = re.compile(r"V_(READ|WRITE)(FIRST)?LANE|V_SWAP|V_PERMLANE")
 APPROXIMATE = re.compile(r"V_(EXP|LOG|RCP|RCP_IFLAG|RSQ|SQRT|SIN|COS)_")
 """Given to an ulp, not to the bit: asked in `test_approximations.py`."""
 BY_HAND = re.compile(
-    r"V_(RNDNE|FRACT|CVT_RPI|CVT_FLR|FREXP|DIV_SCALE|DIV_FMAS|TRIG_PREOP|CVT_OFF|CLREXCP|NOP|ACCVGPR|MADMK|MADAK)|_SR_|V_DOT2"
+    r"V_(RNDNE|FRACT|CVT_RPI|CVT_FLR|FREXP|DIV_SCALE|DIV_FMAS|TRIG_PREOP|CVT_OFF|CLREXCP|NOP|ACCVGPR|MADMK|MADAK)|_SR_"
 )
 """The pseudocode is a sketch (a rounding written as `floor(x + 0.5)`), or missing: asked in `test_by_hand.py` or nowhere."""
 
@@ -46,6 +46,11 @@ FIXES: dict[str, tuple[tuple[str, str], ...]] = {
     "V_MAD_MIXHI_F16": (("in[0] * in[1] + in[2]", "fma(in[0], in[1], in[2])"),),
     # The evaluator knows no rounding mode: this one rounds toward zero whatever the mode.
     "V_CVT_PKRTZ_F16_F32": (("f32_to_f16(", "f32_to_f16_truncated("),),
+    # The bits of a NaN, written as a number.
+    "V_DIV_FIXUP_F64": (("64'F(0xfff8000000000000LL)", "NAN"),),
+    # These flush subnormal binary32, addend and result, whatever the mode (LLVM, in its reason for making them of `fma`s).
+    "V_DOT2_F32_F16": (("tmp = S2.f32;", "tmp = flushed(S2.f32);"), ("D0.f32 = tmp", "D0.f32 = flushed(tmp)")),
+    "V_DOT2C_F32_F16": (("tmp = D0.f32;", "tmp = flushed(D0.f32);"), ("D0.f32 = tmp", "D0.f32 = flushed(tmp)")),
     # The product must not be rounded to binary16's range before the multiplication.
     "V_LDEXP_F16": (("16'F(2.0F ** 32'I(S1.i16))", "2.0F ** 32'I(S1.i16)"),),
 }

@@ -128,26 +128,41 @@ v_div_fmas_f32 v3, v3, v4, v6
 v_div_fixup_f32 v2, v3, v1, v0"""
 
 
-def quotients(numerators: Array, denominators: Array) -> Array:
+DIVISION_64 = """v_div_scale_f64 v[4:5], s[30:31], v[2:3], v[2:3], v[0:1]
+v_rcp_f64_e32 v[6:7], v[4:5]
+v_fma_f64 v[8:9], -v[4:5], v[6:7], 1.0
+v_fmac_f64_e32 v[6:7], v[6:7], v[8:9]
+v_fma_f64 v[8:9], -v[4:5], v[6:7], 1.0
+v_fmac_f64_e32 v[6:7], v[6:7], v[8:9]
+v_div_scale_f64 v[8:9], vcc, v[0:1], v[2:3], v[0:1]
+v_mul_f64 v[10:11], v[8:9], v[6:7]
+v_fma_f64 v[4:5], -v[4:5], v[10:11], v[8:9]
+s_nop 1
+v_div_fmas_f64 v[4:5], v[4:5], v[6:7], v[10:11]
+v_div_fixup_f64 v[12:13], v[4:5], v[2:3], v[0:1]"""
+
+
+def quotients(numerators: Array, denominators: Array, width: int = 32) -> Array:
     """IEEE 754's, by fractions."""
-    found = []
+    found, kind = [], f"f{width}"
+    infinity, sign = encode("inf", kind), 1 << (width - 1)
     for n, d in zip(numerators.tolist(), denominators.tolist(), strict=True):
-        x, y = Value(n, 32, "f32"), Value(d, 32, "f32")
+        x, y = Value(n, width, kind), Value(d, width, kind)
         a, b, negative = x.number(), y.number(), x.negative() != y.negative()
         if NAN in (a, b) or (isinstance(a, str) and isinstance(b, str)) or (a == 0 and b == 0):
-            found.append(encode(NAN, "f32"))
+            found.append(encode(NAN, kind))
         elif isinstance(a, str) or b == 0:
-            found.append(0xFF800000 if negative else 0x7F800000)
+            found.append(infinity | sign if negative else infinity)
         elif isinstance(b, str):
-            found.append(0x80000000 if negative else 0)
+            found.append(sign if negative else 0)
         else:
-            found.append(encode(a / b, "f32", negative_zero=negative))
-    return np.array(found, np.uint32)
+            found.append(encode(a / b, kind, negative_zero=negative))
+    return np.array(found, np.uint32 if width == 32 else np.uint64)
 
 
 def _same(got: Array, want: Array) -> Array:
-    nan = np.isnan(got.view(np.float32)) & np.isnan(want.view(np.float32))
-    return (got == want) | nan
+    kind = np.float32 if got.dtype == np.uint32 else np.float64
+    return (got == want) | (np.isnan(got.view(kind)) & np.isnan(want.view(kind)))
 
 
 def _ratios(how: str, generator: np.random.Generator) -> tuple[Array, Array]:
@@ -187,6 +202,73 @@ def test_the_compilers_division_is_correctly_rounded(arch: str, how: str) -> Non
             f"{numerators[k]:#x} / {denominators[k]:#x} = {got[k]:#x}, should be {want[k]:#x}"
             for k in np.flatnonzero(~right)
         ][:5]
+
+
+_EXPONENTS_64 = {
+    "subnormal results": (200, 1250), "large results": (1900, 200), "large denominators": (1700, 2046),
+    "tiny under large": (1000, 2046), "subnormal sources": (0, 0), "results at the edge": (500, 1523),
+}  # fmt: skip
+
+
+def _ratios_64(how: str, generator: np.random.Generator) -> tuple[Array, Array]:
+    if how == "any":
+        hostile = np.array(statements._FLOAT_CODES[64], np.uint64)
+        return generator.choice(hostile, 64), generator.choice(hostile, 64)
+    if how == "bits":
+        return (generator.integers(0, 1 << 64, 64, dtype=np.uint64) for _ in range(2))  # type: ignore[return-value]
+    found = []
+    for exponent in _EXPONENTS_64[how]:
+        mantissas = generator.integers(0, 1 << 52, 64, dtype=np.uint64)
+        # Short ones beside long ones: their quotients lie halfway between two numbers, or nearly so.
+        mantissas &= generator.choice(np.array([0, 1 << 51, 7 << 49, (1 << 52) - 1], np.uint64), 64)
+        powers = np.uint64(exponent) + generator.integers(0, 4, 64, dtype=np.uint64) if exponent else np.uint64(0)
+        found.append(mantissas | powers << np.uint64(52) if exponent else mantissas | np.uint64(1))
+    return found[0], found[1] & np.uint64(0x7FEFFFFFFFFFFFFF)
+
+
+def _pairs(words: Array) -> list[Array]:
+    return [(words & np.uint64(0xFFFFFFFF)).astype(np.uint32), (words >> np.uint64(32)).astype(np.uint32)]
+
+
+@pytest.mark.parametrize("arch", ARCHS)
+@pytest.mark.parametrize("how", ["any", "bits", *_EXPONENTS_64])
+def test_the_compilers_division_of_doubles_is_correctly_rounded(arch: str, how: str) -> None:
+    """The sequence that LLVM emits for an IEEE division of binary64."""
+    generator = np.random.default_rng(31)
+    for _ in range(6):
+        numerators, denominators = _ratios_64(how, generator)
+        registers = np.zeros((512, 64), np.uint32)
+        registers[:2], registers[2:4] = _pairs(numerators), _pairs(denominators)
+        after = run_lines(arch, DIVISION_64, vgpr=registers).vgpr.astype(np.uint64)
+        got, want = after[12] | after[13] << np.uint64(32), quotients(numerators, denominators, 64)
+        right = _same(got, want)
+        assert right.all(), [
+            f"{numerators[k]:#x} / {denominators[k]:#x} = {got[k]:#x}, should be {want[k]:#x}"
+            for k in np.flatnonzero(~right)
+        ][:5]
+
+
+@pytest.mark.parametrize("arch", ARCHS)
+def test_div_fmas_of_doubles_scales_by_2_to_the_128_and_rounds_once(arch: str) -> None:
+    """Up by a third source of two or more; down, where many sums lie beside the middle of two subnormal numbers."""
+    generator = np.random.default_rng(32)
+    first = np.ldexp(generator.integers(1 << 52, 1 << 53, 64).astype(np.float64), -1062)
+    second = generator.choice([-1.0, 1.0, 2.0**-60], 64)
+    third = np.ldexp(generator.integers(1 << 30, 1 << 31, 64) + 0.5, -946)
+    first[:16], third[:16] = generator.uniform(-1, 1, 16), generator.choice([1.5, 3.0], 16)
+    registers = np.zeros((512, 64), np.uint32)
+    for place, numbers in enumerate((first, second, third)):
+        registers[2 * place : 2 * place + 2] = _pairs(numbers.view(np.uint64))
+    sgpr = np.zeros(128, np.uint32)
+    sgpr[[106, 107, 126, 127]] = 0xFFFFFFFF
+    after = run_lines(arch, "v_div_fmas_f64 v[6:7], v[0:1], v[2:3], v[4:5]", vgpr=registers, sgpr=sgpr).vgpr
+    got = after[6].astype(np.uint64) | after[7].astype(np.uint64) << np.uint64(32)
+    sums = [Fraction(a) * Fraction(b) + Fraction(c) for a, b, c in zip(first, second, third, strict=True)]
+    powers = [128 if c >= 2 else -128 for c in third.tolist()]
+    want = [encode(x * Fraction(2) ** power, "f64") for x, power in zip(sums, powers, strict=True)]
+    twice = [encode(Fraction(float(x)) * Fraction(2) ** power, "f64") for x, power in zip(sums, powers, strict=True)]
+    assert twice != want
+    assert got.tolist() == want
 
 
 @pytest.mark.parametrize("arch", ARCHS)

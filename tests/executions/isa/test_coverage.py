@@ -50,7 +50,9 @@ SEEN = """
     v_mul_hi_u32 v_mul_lo_u16 v_mul_lo_u32 v_mul_u32_u24 v_not_b32 v_or3_b32 v_or_b32 v_perm_b32 v_pk_add_f32
     v_pk_fma_f32 v_pk_mov_b32 v_pk_mul_f32 v_rcp_f32 v_rcp_iflag_f32 v_readfirstlane_b32 v_readlane_b32 v_rndne_f32
     v_rsq_f32 v_sqrt_f32 v_sub_co_u32 v_sub_f32 v_sub_u32 v_subb_co_u32 v_subbrev_co_u32 v_subrev_f32 v_subrev_u32
-    v_trunc_f32 v_writelane_b32 v_xad_u32 v_xor_b32
+    v_trunc_f32 v_writelane_b32 v_xad_u32 v_xor_b32 v_cmp_class_f64 v_div_fixup_f64 v_div_fmas_f64 v_div_scale_f64
+    v_dot2c_f32_f16 v_dot4c_i32_i8 v_fma_f64 v_fmac_f64 v_frexp_exp_i32_f64 v_frexp_mant_f64 v_ldexp_f64 v_mul_f64
+    v_rcp_f64 v_rndne_f64 v_rsq_f64
 """
 SEEN_ALONE = {
     "gfx942": """
@@ -67,7 +69,7 @@ SEEN_ALONE = {
     v_cvt_scalef32_pk_fp8_f32 v_mad_u32_u24 v_maximum3_f32 v_mfma_f32_16x16x32_bf16 v_mfma_f32_16x16x32_f16
     v_mfma_f32_32x32x16_bf16 v_mfma_f32_32x32x16_f16 v_mfma_f32_32x32x64_f8f6f4 v_mfma_i32_16x16x64_i8
     v_mfma_i32_32x32x32_i8 v_mfma_scale_f32_16x16x128_f8f6f4 v_mfma_scale_f32_32x32x64_f8f6f4 v_minimum3_f32
-    v_permlane16_swap_b32 v_permlane32_swap_b32
+    v_permlane16_swap_b32 v_permlane32_swap_b32 v_dot2c_f32_bf16
 """,
 }
 # Not seen yet, but what LLVM writes for operations that Triton's language has.
@@ -90,8 +92,7 @@ PLAUSIBLE = """
 
 
 # Plausible, seen in no kernel so far, and not modelled: refused by name.
-REFUSED = ("v_div_scale_f64 v[0:1], vcc, v[2:3], v[4:5], v[6:7]", "v_div_fmas_f64 v[0:1], v[2:3], v[4:5], v[6:7]",
-           "v_div_fixup_f64 v[0:1], v[2:3], v[4:5], v[6:7]", "v_dot2_f32_f16 v0, v1, v2, v3")  # fmt: skip
+REFUSED = ("v_trig_preop_f64 v[0:1], v[2:3], v4", "v_smfmac_f32_16x16x32_f16 v[0:3], v[4:5], v[6:9], v10")
 
 
 def _missing(arch: str, names: str) -> list[str]:
