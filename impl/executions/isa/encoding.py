@@ -6,6 +6,7 @@ All that the text may hold and the executor does not model is found here, before
 
 from __future__ import annotations
 
+import functools
 import re
 import struct
 from collections.abc import Iterator
@@ -177,18 +178,52 @@ _CONSTANT, _ADDRESS = Place("c"), Place("v")
 
 
 # Memory and matrices know both files of vector registers.
+@functools.cache
 def _data(words: int) -> Place:
     return Place("va", words)
 
 
+@functools.cache
 def _loaded(words: int) -> Place:
     return Place("va", words, written=True)
 
 
-def _mask(at: Instruction, written: bool = False) -> Place:
+def _mask(name: str, suffix: str, written: bool = False) -> Place:
     """A bit of every lane: in the short encodings it is VCC, but for a comparison's result under SDWA."""
-    free = at.suffix in ("", "e64") or (at.suffix == "sdwa" and at.mnemonic.startswith("v_cmp"))
+    free = suffix in ("", "e64") or (suffix == "sdwa" and name in COMPARE)
     return Place("s", 2, only="" if free else "vcc", written=written)
+
+
+@functools.cache
+def _lane_places(name: str, suffix: str, operands: int) -> tuple[Place, ...]:
+    """The operands of a vector instruction. A short comparison may leave VCC unsaid, and has one operand less then."""
+    meaning = COMPARE[name] if name in COMPARE else VECTOR[name]
+    places = []
+    if name not in COMPARE:
+        places.append(Place("a" if name in _TO_ACCUMULATION else "v", _result_words(meaning), written=True))
+    if meaning.carry and not (name in COMPARE and suffix in ("", "e32") and operands == 2):
+        places.append(_mask(name, suffix, written=True))
+    kinds = "a" if name in _FROM_ACCUMULATION else "v" if "dpp" in suffix else "vsc"
+    for letter in meaning.sources[: len(meaning.sources) - int(meaning.accumulates)]:
+        is_float = letter in "fhkd" or name in _SIGNED_BITS
+        signed, extended = is_float and not meaning.packed, suffix == "sdwa" and not is_float
+        places.append(Place(kinds, _words(letter, meaning), signed=signed, extended=extended))
+    if name in _WITH_LITERAL:
+        places[_WITH_LITERAL[name]] = _CONSTANT
+    if meaning.mask and not name.startswith("v_div_fmas"):
+        places.append(_mask(name, suffix))
+    return tuple(places)
+
+
+@functools.cache
+def _scalar_places(name: str) -> tuple[Place, ...]:
+    """The operands of a scalar instruction; the short ones take a number of 16 bits alone."""
+    meaning = SCALAR.get(name) or SAVE_EXEC[name]
+    written = Place("s", 2 if (meaning.result or "u") in "ql" else 1, written=bool(meaning.result))
+    immediate = (-0x8000, 0xFFFF) if set(meaning.sources) & set("sw") else None
+    kinds = "c" if immediate else "sc"
+    read = [Place(kinds, 2 if letter in "ql" else 1, limits=immediate) for letter in meaning.sources]
+    return (*([written] if meaning.result or meaning.reads_destination else []), *read)
 
 
 class _Encoder:
@@ -298,7 +333,7 @@ class _Encoder:
         if "clamp" in at.modifiers:
             row[CLAMP] = self._clamp(at, meaning)
         self._modifiers(row, at, meaning, name)
-        self._takes_lanes(at, meaning, name)
+        _takes(at, *_lane_places(name, at.suffix, len(at.operands)))
         plain = not (row[NEGATE] or row[ABSOLUTE] or row[SELECT0] or row[SELECT1] or row[SELECT2] or row[DPP])
         row[PLAIN] = int(plain and not meaning.packed)
         row[PARTS] = self._parts(row, name, letters, operands)
@@ -327,26 +362,6 @@ class _Encoder:
         elif name.startswith("v_cvt_f32_ubyte") and not found[0]:
             found[0] = LOW_PART if name[-1] in "01" else HIGH_PART
         return sum(part << (2 * place) for place, part in enumerate(found))
-
-    def _takes_lanes(self, at: Instruction, meaning: Vector, name: str) -> None:
-        places = []
-        if name not in COMPARE:
-            places.append(Place("a" if name in _TO_ACCUMULATION else "v", _result_words(meaning), written=True))
-        # A short comparison may leave VCC unsaid.
-        if meaning.carry and not (name in COMPARE and at.suffix in ("", "e32") and len(at.operands) == 2):
-            places.append(_mask(at, written=True))
-        kinds = "a" if name in _FROM_ACCUMULATION else "v" if "dpp" in at.suffix else "vsc"
-        for letter in meaning.sources[: len(meaning.sources) - int(meaning.accumulates)]:
-            is_float = letter in "fhkd" or name in _SIGNED_BITS
-            extended = at.suffix == "sdwa" and not is_float
-            places.append(
-                Place(kinds, _words(letter, meaning), signed=is_float and not meaning.packed, extended=extended)
-            )
-        if name in _WITH_LITERAL:
-            places[_WITH_LITERAL[name]] = _CONSTANT
-        if meaning.mask and not name.startswith("v_div_fmas"):
-            places.append(_mask(at))
-        _takes(at, *places)
 
     def _clamp(self, at: Instruction, meaning: Vector) -> int:
         letters = {letter for letter, _ in meaning.results}
@@ -485,11 +500,7 @@ class _Encoder:
             row[SRC0 + place] = self._source(at, operand, letter)
             row[WORDS0 + place] = 2 if letter in "ql" else 1
         row[SOURCES] = len(operands)
-        written = Place("s", 2 if (meaning.result or "u") in "ql" else 1, written=bool(meaning.result))
-        immediate = (-0x8000, 0xFFFF) if set(meaning.sources) & set("sw") else None
-        kinds = "c" if immediate else "sc"
-        read = [Place(kinds, 2 if letter in "ql" else 1, limits=immediate) for letter in meaning.sources]
-        _takes(at, *([written] if meaning.result or meaning.reads_destination else []), *read)
+        _takes(at, *_scalar_places(name))
         # Which unknown bits stay: 1 for a bitwise and, 2 for or, 3 for xor, 4 for and-not, 5 for moves.
         row[FLAGS] = (
             int(meaning.reads_destination) | int("scc" in meaning.expression) << 1 | int(bool(meaning.scc)) << 2
