@@ -535,9 +535,9 @@ def test_inline_assembly_runs_as_what_it_says() -> None:
 
 def test_inline_assembly_with_another_instruction_is_refused_by_name() -> None:
     with pytest.raises(
-        UnsupportedInstruction, match=r"^line \d+, 'v_dot2_f32_f16 v3, v0, v0, v1': v_dot2_f32_f16 is not modelled$"
+        UnsupportedInstruction, match=r"^line \d+, 'v_msad_u8 v3, v0, v0, v1': v_msad_u8 is not modelled$"
     ):
-        machine.prepare(read(kernel_text(inline("v_dot2_f32_f16 v3, v0, v0, v1"))))
+        machine.prepare(read(kernel_text(inline("v_msad_u8 v3, v0, v0, v1"))))
 
 
 @pytest.mark.parametrize(

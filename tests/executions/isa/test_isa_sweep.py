@@ -85,7 +85,7 @@ def test_a_kernel_s_fault_is_the_verdict_memory(swept: tuple[Run, Any], fault: s
 
 @pytest.mark.parametrize("arch", ARCHS)
 @pytest.mark.parametrize(
-    ("fault", "says"), [("unmodelled", "v_dot2_f32_f16 is not modelled"), ("lds", "bytes of LDS: {arch} has")]
+    ("fault", "says"), [("unmodelled", "v_msad_u8 is not modelled"), ("lds", "bytes of LDS: {arch} has")]
 )
 def test_what_cannot_be_executed_is_unsupported_and_named(
     swept: tuple[Run, Any], fault: str, says: str, arch: str

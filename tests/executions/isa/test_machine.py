@@ -448,8 +448,8 @@ UNSEEN = {
     ),
     "a product's scale in a scalar register": stored(
         "".join(f"v_mov_b32_e32 v{k}, 0\n" for k in range(20, 36))
-        + "v_mfma_scale_f32_16x16x128_f8f6f4 v[8:11], v[20:27], v[28:35], 0, s20, 1 op_sel_hi:[0,0,0]\n"
-        "global_store_dword v1, v8, s[6:7] ; <<", "v8", arch="gfx950",
+        + "s_nop 1\nv_mfma_scale_f32_16x16x128_f8f6f4 v[8:11], v[20:27], v[28:35], 0, s20, 1 op_sel_hi:[0,0,0]\n"
+        "s_nop 15\nglobal_store_dword v1, v8, s[6:7] ; <<", "v8", arch="gfx950",
     ),
     "EXEC turned on": undecided("s_mov_b64 exec, 0\ns_or_saveexec_b64 s[16:17], s[20:21] ; <<"),
     "EXEC masked in the fourth wave": Watched(
@@ -468,7 +468,7 @@ UNSEEN = {
     "a load of one byte of what another workgroup stores": read_of_stored("global_load_ubyte v3, v2, s[6:7] offset:3 ; <<"),
     "a buffer load of what another workgroup stores": read_of_stored("buffer_load_dwordx2 v[4:5], v2, s[12:15], 0 offen ; <<"),
     "a load into LDS of what another workgroup stores": read_of_stored(
-        "s_mov_b32 m0, 0\nbuffer_load_dword v2, s[12:15], 0 offen lds ; <<", lds=256
+        "s_mov_b32 m0, 0\ns_nop 0\nbuffer_load_dword v2, s[12:15], 0 offen lds ; <<", lds=256
     ),
     "a scalar load of what another workgroup stores": Watched(
         _SECOND.format(first="global_store_dword v2, v0, s[6:7]", second="s_load_dword s16, s[6:7], 0x0 ; <<"),
@@ -516,9 +516,6 @@ UNSEEN = {
     ),
     "a scalar compared with a constant before its wait": unwaited(
         "s_load_dword s16, s[6:7], 0x0\ns_cmpk_eq_i32 s16, 0x0 ; <<", "s16"
-    ),
-    "a scalar moved by a lane read before its wait": unwaited(
-        "s_load_dword s16, s[6:7], 0x0\nv_readfirstlane_b32 s17, s16 ; <<", "s16"
     ),
     "a scale in a scalar register before its wait": unwaited(
         "s_load_dword s16, s[6:7], 0x0\nv_mfma_scale_f32_16x16x128_f8f6f4 v[8:11], v[20:27], v[28:35], 0, s16, v3 "

@@ -20,9 +20,7 @@ def _store_one(out):
 @triton.jit
 def _dot_product(out):
     lane = tl.arange(0, 64)
-    found = tl.inline_asm_elementwise(
-        "v_dot2_f32_f16 $0, $1, $1, 0", "=v,v", [lane], dtype=tl.int32, is_pure=True, pack=1
-    )
+    found = tl.inline_asm_elementwise("v_msad_u8 $0, $1, $1, 0", "=v,v", [lane], dtype=tl.int32, is_pure=True, pack=1)
     tl.store(out + lane, found.to(tl.bfloat16))
 
 
