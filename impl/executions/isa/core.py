@@ -84,6 +84,8 @@ _ATOMICS = 1 << 62
 _BY_ATOMIC = 1 << 30
 
 _ALL = u64(0xFFFFFFFFFFFFFFFF)
+# In M0: LDS drops what lands beyond its end, and so Triton turns off the waves that hold copies.
+_NOWHERE = u32(0x7FFFFFFF)
 _PAGE_BITS = 12
 _PAGE = 1 << _PAGE_BITS
 # SCC stands among what is known of scalar registers too; of the number that it is, one bit can be unknown.
@@ -1428,6 +1430,8 @@ def step_memory(r, wave, own, literals, shared, memory, run, w_all, small, place
                 if size == 8:
                     v[into + 1, lane] = u32(old >> u64(32))
         elif to_lds:
+            if s[124] == _NOWHERE:
+                continue
             step = 4 if size <= 4 else 16
             place = i64(s[124]) + r[row.OFFSET] + lane * step
             if place + max(size, 4) > lds.shape[0]:

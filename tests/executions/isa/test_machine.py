@@ -630,6 +630,9 @@ FINE = {
         "s_lshl_b32 m0, s8, 2\ns_nop 0\nbuffer_load_dword v1, s[12:15], 0 offen lds\ns_waitcnt vmcnt(0)\ns_barrier\n"
         "v_xor_b32_e32 v2, 0x100, v1\nds_read_b32 v3, v2", how={"waves": 2, "lds": 512},
     ),
+    "a load into LDS that lands nowhere": Watched(
+        "s_mov_b32 m0, 0x7fffffff\ns_nop 0\nbuffer_load_dword v1, s[12:15], 0 offen lds\ns_waitcnt vmcnt(0)", how={"lds": 256}
+    ),
     "LDS of the workgroup before": Watched(
         "s_cmp_eq_u32 s2, 0\ns_cbranch_scc0 .Lsecond\nds_write_b32 v1, v0\ns_endpgm\n.Lsecond:\nds_read_b32 v2, v1",
         how={"grid": (2, 1, 1), "lds": 512},
