@@ -68,7 +68,7 @@ def aot(
     arches = tuple(dict.fromkeys(one_of("--arch", word, ARCHES) for word in arch or ())) or ARCHES
     ops = dict.fromkeys(each for name in op or ("",) for each in (rooms.ops_named(name) if name else rooms.OPS))
     earlier = _earlier(baseline)
-    _check_place(out)
+    _check_place(out, baseline)
     trees = use_trees(vllm, aiter)
     chosen = triton_impls(tuple(ops), tuple(impl or ()))
     if not chosen:
@@ -107,7 +107,7 @@ def _earlier(baseline: Path | None) -> Report | None:
         raise Misuse(f"--baseline {error}") from error
 
 
-def _check_place(out: Path | None) -> None:
+def _check_place(out: Path | None, baseline: Path | None) -> None:
     """Nothing is compiled before there is a place to write to, and nobody's file is replaced."""
     if out is None:
         return
@@ -123,6 +123,9 @@ def _check_place(out: Path | None) -> None:
         raise Misuse(f"--out {out}: holds an aot.html that is no report; it should be another directory")
     if rows.exists() and not _is_ours(rows):
         raise Misuse(f"--out {out}: holds an aot.json that is not of this command; it should be another directory")
+    if baseline is not None and rows.exists() and rows.samefile(baseline):
+        # Growth would be told once, and the next time be the measure.
+        raise Misuse(f"--out {out}: holds the baseline, which it would replace; it should be another directory")
 
 
 def _is_ours(path: Path) -> bool:

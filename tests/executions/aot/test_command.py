@@ -173,6 +173,18 @@ def test_growth_beyond_the_baseline_is_1(
     assert "1 same but scheduled" in said and "closes, grew" in said and "scratch 0 to 64 B (+64)" in said
 
 
+def test_the_baseline_is_not_replaced(answer: list[Report], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    answer.append(report(row()))
+    assert run(["aot", "--op", OP, "--out", str(tmp_path)]) == 0
+    before = (tmp_path / "aot.json").read_text()
+    (tmp_path / "other.json").symlink_to(tmp_path / "aot.json")
+    answer.append(report(row(resources=taken(scratch=64))))
+    for spelling in ("aot.json", "other.json"):
+        assert run(["aot", "--op", OP, "--baseline", str(tmp_path / spelling), "--out", str(tmp_path)]) == 2
+        assert "holds the baseline, which it would replace" in capsys.readouterr().err
+    assert (tmp_path / "aot.json").read_text() == before
+
+
 def test_the_page_shows_all_and_escapes_what_it_shows() -> None:
     broken = Unasked(op=OP, impl="vllm-triton", arch="gfx942", call="<i>", reasons=("<u>",), broke=True)
     page = render_aot(report(row(), row(failure="lds", sentence="<s>too much</s>"), unasked=(broken,)), None)
@@ -192,16 +204,17 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_own_kernels_compile_once(cache: Path, tmp_path: Path) -> None:
-    words = ["aot", "--op", OP, "--impl", "ours-*", "--out", str(tmp_path / "out")]
-    assert run(words) == 0
+    words = ["aot", "--op", OP, "--impl", "ours-*"]
+    assert run([*words, "--out", str(tmp_path / "out")]) == 0
     first = read_report(tmp_path / "out" / "aot.json")
     assert {each.arch for each in first.rows} == set(ARCHES)
     assert first.compiled == len(first.rows) > 0 and first.cpu > 0
     for each in first.rows:
         assert each.is_own and each.resources is not None and not each.resources.spills
         assert each.asked[0].inputs == "meta" and "num_warps=" in each.configuration
-    assert run([*words, "--baseline", str(tmp_path / "out" / "aot.json")]) == 0
-    second = read_report(tmp_path / "out" / "aot.json")
+    again = tmp_path / "again"
+    assert run([*words, "--baseline", str(tmp_path / "out" / "aot.json"), "--out", str(again)]) == 0
+    second = read_report(again / "aot.json")
     assert second.compiled == 0 and second.cpu == 0.0
     assert second.rows == first.rows
 
