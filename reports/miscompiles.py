@@ -32,6 +32,7 @@ from rich.table import Table
 from cases import op_module
 from cases.case import Axis, Case, impossible, parse
 from cases.covering import LEVELS, Level, sweep_cases
+from impl.executions.aot.compile import FUSION
 from impl.executions.isa import flow, machine, miscompile, triton_launch
 from impl.executions.isa.assembly import Program
 from impl.executions.isa.encoding import Encoded
@@ -197,6 +198,8 @@ def _pool(workers: int, trees: Trees) -> ProcessPoolExecutor:
 def _begin(vllm: Path | None, aiter: Path | None) -> None:
     torch.set_num_threads(1)
     os.environ.pop("TRITON_INTERPRET", None)
+    # What is the default is said, so that no version of Triton warns of another.
+    os.environ.setdefault(FUSION, "1")
     use_vllm(vllm)
     use_aiter(aiter)
 

@@ -20,6 +20,7 @@ from pathlib import Path
 
 import msgspec
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from impl.implementation import Execution, machine_code_of
@@ -39,6 +40,8 @@ _POLL_SECONDS = 0.2
 _PLAIN_LINE_SECONDS = 10.0
 _NOTICE_SECONDS = 0.5
 _BARREN_PASSES = 2
+# The executor of machine code is loaded within this, if it was compiled before.
+_LOADED = 10.0
 _NO_TRACE = "the worker died and left no trace: it ended itself or was killed"
 
 
@@ -77,12 +80,24 @@ def sweep(path: Path, console: Console) -> Run:
 
 def _compile_executor(on: Execution, console: Console) -> None:
     """Once for all workers, before a deadline runs: the executor of machine code is itself compiled on first use."""
+    line = [sys.executable, "-m", "impl.executions.isa.warm"]
     started = time.monotonic()
-    subprocess.run(
-        [sys.executable, "-m", "impl.executions.isa.warm"], env=worker_environment(on), check=False, capture_output=True
-    )
+    with subprocess.Popen(
+        line, env=worker_environment(on), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
+    ) as warming:
+        try:
+            _, said = warming.communicate(timeout=_LOADED)
+        except subprocess.TimeoutExpired:
+            console.print("compiling the executor of machine code, which takes a minute or more and is kept")
+            _, said = warming.communicate()
+        except BaseException:
+            warming.kill()
+            raise
     spent = time.monotonic() - started
-    if spent > 10:
+    if warming.returncode:
+        last = said.decode(errors="replace").strip().splitlines()[-1:] or ["it said nothing"]
+        console.print(escape(f"the executor of machine code does not start: {last[0]}"))
+    elif spent > _LOADED:
         console.print(f"compiled the executor of machine code in {spent:.0f} s; it is kept for the next time")
 
 

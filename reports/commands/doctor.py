@@ -62,22 +62,28 @@ def _print_machine(console: Console) -> int:
         return 1
     coverage = importlib.import_module("impl.executions.isa.coverage")
     modelled: dict[str, frozenset[str]] = coverage.modelled()
-    table = Table("instructions", "gfx942", "gfx950", "mnemonics", box=None)
+    total = [sum(arch in archs for archs in modelled.values()) for arch in ("gfx942", "gfx950")]
+    console.print(f"modelled: {total[0]} mnemonics of gfx942, {total[1]} of gfx950; any other one is refused by name")
+    table = Table("instructions", "gfx942", "gfx950", "held against", "mnemonics", box=None)
     groups: dict[str, list[str]] = {}
     for name in modelled:
         groups.setdefault(_unit(name), []).append(name)
     for unit, names in groups.items():
         counts = [sum(arch in modelled[name] for name in names) for arch in ("gfx942", "gfx950")]
-        table.add_row(unit, *map(str, counts), escape(" ".join(names)))
+        table.add_row(unit, *map(str, counts), _HELD.get(unit, _MEMORY), escape(" ".join(names)))
     console.print(table)
-    total = [sum(arch in archs for archs in modelled.values()) for arch in ("gfx942", "gfx950")]
-    console.print(f"modelled: {total[0]} mnemonics of gfx942, {total[1]} of gfx950; any other one is refused by name")
+    console.print("held against: by tests/executions/isa of a checkout, `nox -s isa`")
     console.print("what no test here can settle, and what is assumed:")
     for sentence in coverage.UNSETTLED:
         console.print(escape(f"* {sentence}"))
     return 0
 
 
+_PSEUDOCODE, _MEMORY = "AMD's pseudocode", "AMD's guide on memory"
+_HELD = {
+    "matrix": "placement formulas, exact products",
+    **dict.fromkeys(("vector", "vector comparisons", "conversions", "scalar"), _PSEUDOCODE),
+}
 _UNITS = {
     "v_mfma": "matrix", "v_cmp": "vector comparisons", "v_cvt": "conversions", "v_": "vector", "s_load": "scalar memory",
     "s_buffer": "scalar memory", "s_": "scalar", "ds_": "LDS",

@@ -42,7 +42,7 @@ from reports.store import (
     read_run,
     read_settings,
 )
-from reports.sweep import _items_of_pass, _Tail, exit_code, settled, sweep, worker_environment
+from reports.sweep import _compile_executor, _items_of_pass, _Tail, exit_code, settled, sweep, worker_environment
 
 FOUR = "standin.double:rows=4,sign=plus,wide=no,seed=0"
 ONE = "standin.double:rows=1,sign=plus,wide=no,seed=0"
@@ -712,3 +712,14 @@ def test_the_files_of_a_run_are_json_lines(whole: Run) -> None:
         for line in path.read_bytes().splitlines():
             assert isinstance(msgspec.json.decode(line), dict)
     assert all(isinstance(check, Check) for record in whole.records.values() for check in record.checks)
+
+
+def test_an_executor_that_does_not_start_is_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # A stand-in for the interpreter.
+    python = tmp_path / "python"
+    python.write_text("#!/bin/sh\necho Traceback >&2\necho 'OSError: no [room]' >&2\nexit 1\n")
+    python.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(python))
+    said = io.StringIO()
+    _compile_executor("isa:gfx950", Console(file=said, width=200))
+    assert said.getvalue() == "the executor of machine code does not start: OSError: no [room]\n"

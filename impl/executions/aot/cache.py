@@ -6,6 +6,7 @@ that cannot be read counts as missing.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import zlib
@@ -53,7 +54,8 @@ def keep(path: Path, value: msgspec.Struct) -> None:
         place.write_bytes(zlib.compress(msgspec.msgpack.encode(value), 3))
         place.replace(path)
     except OSError:
-        place.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            place.unlink(missing_ok=True)
 
 
 def hash_of(*paths: Path) -> str:

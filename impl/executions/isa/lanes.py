@@ -192,3 +192,10 @@ def compiled() -> ModuleType:
     sys.modules[name] = module
     spec.loader.exec_module(module)
     return module
+
+
+def forget() -> None:
+    """Deletes the compiled executor from disk, so that it is compiled anew where it is asked for next."""
+    for path in directory().rglob("*.nb[ic]"):
+        path.unlink(missing_ok=True)
+    compiled.cache_clear()

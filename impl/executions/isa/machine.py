@@ -22,13 +22,15 @@ from impl.executions.isa import core, encoding, hazards
 from impl.executions.isa.arithmetic import MODE_FNUZ
 from impl.executions.isa.assembly import EXEC, Program, read_lines
 from impl.executions.isa.encoding import Encoded
-from impl.executions.isa.lanes import compiled, directory
+from impl.executions.isa.lanes import compiled, directory, forget
 from impl.executions.isa.unsupported import UnsupportedInstruction
 
 Array = np.ndarray[Any, Any]
 
 LDS_LIMIT: Mapping[str, int] = {"gfx942": 65536, "gfx950": 163840}
 """Bytes of LDS of a workgroup."""
+MOST_WAVES = 16
+"""Waves of a workgroup."""
 DEFAULT_LIMIT = 2_000_000_000
 """Wave-instructions after which a launch counts as endless."""
 
@@ -136,9 +138,18 @@ def warm() -> None:
     """Compiles the executor, or loads what was compiled before; of several processes one compiles and the others wait."""
     with (directory() / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        kernel = prepare(read_lines("gfx942", "s_nop 0"))
-        state = State(1, 4, 4, kernel.encoded.grain)
-        run(kernel, state, [], (1, 1, 1), *_unset())
+        try:
+            _run_nothing()
+        except Exception:
+            # What was kept may not be what was written, as behind a full disk: it is compiled once more.
+            forget()
+            _executor.cache_clear()
+            _run_nothing()
+
+
+def _run_nothing() -> None:
+    kernel = prepare(read_lines("gfx942", "s_nop 0"))
+    run(kernel, State(1, 4, 4, kernel.encoded.grain), [], (1, 1, 1), *_unset())
 
 
 def prepare(program: Program) -> Kernel:
@@ -364,6 +375,10 @@ def launch(
     """
     if kernel.missing is not None:
         raise _too_soon(kernel, kernel.missing)
+    if waves > MOST_WAVES:
+        raise UnsupportedInstruction(
+            f"{waves} waves in a workgroup: it has {MOST_WAVES} at most, which are 1,024 lanes"
+        )
     program = kernel.program
     segment = _arguments(program, arguments, grid, waves)
     lds = shared + program.directive("group_segment_fixed_size")

@@ -31,6 +31,7 @@ ARCHITECTURES = ("gfx942", "gfx950")
 OPTIONS = "MLA_ORACLE_LAUNCH_OPTIONS"
 """The environment variable whose `num_warps=4,num_stages=1` replaces what launches ask for."""
 _REPLACEABLE = ("num_warps", "num_stages")
+_WAVES = (1, 2, 4, 8, 16)
 
 Run = Callable[["Kernel", int], int]
 """Runs a program in place of a launch's, with a limit of wave-instructions (0 for the usual one); gives their number."""
@@ -88,6 +89,8 @@ def launch_options() -> dict[str, int]:
                 f"{OPTIONS}={stated}: should be {' or '.join(_REPLACEABLE)}, each with a number, between commas"
             )
         found[match[1]] = int(match[2])
+    if found.get("num_warps", 1) not in _WAVES:
+        raise ValueError(f"{OPTIONS}={stated}: num_warps should be one of {', '.join(map(str, _WAVES))}")
     return found
 
 
@@ -213,6 +216,8 @@ def _passed(kind: str, value: Any, regions: dict[int, int]) -> int | float:
     if value is None:
         return 0
     tensor = value if isinstance(value, torch.Tensor) else value.base
+    if tensor.device.type != "cpu":
+        raise UnsupportedInstruction(f"an argument lies on {tensor.device}: executed is on the memory of this process")
     storage = tensor.untyped_storage()
     if storage.nbytes():
         regions[storage.data_ptr()] = max(regions.get(storage.data_ptr(), 0), storage.data_ptr() + storage.nbytes())

@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 
+from impl.executions.aot import cache
+from impl.executions.aot.compile import Compiled
 from impl.executions.aot.run import environment
 
 STAND_INS = Path(__file__).parent / "stand_in_kernels.py"
@@ -80,3 +82,12 @@ def test_inline_assembly_compiles_and_is_noted(told: dict[str, list[dict[str, An
     (each,) = told["has_assembly"]
     assert each["externals"] == ["inline assembly"]
     assert each["outcome"]["failure"] == ""
+
+
+def test_a_cache_that_is_no_directory_keeps_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").write_text("mine")
+    monkeypatch.setenv("MLA_ORACLE_CACHE", str(tmp_path / "file"))
+    path = cache.cache_directory() / "key.code"
+    cache.keep(path, Compiled(key="key", assembly="", metadata={}))
+    assert cache.load(path, Compiled) is None
+    assert (tmp_path / "file").read_text() == "mine"

@@ -314,6 +314,18 @@ def more_memory_than_a_workgroup_has() -> str:
     return "nothing was seen"
 
 
+@scenario
+def more_waves_than_a_workgroup_has() -> str:
+    add[(1,)](numbers(64), numbers(64), torch.zeros(64), 64, BLOCK=64, num_warps=32)
+    return "nothing was seen"
+
+
+@scenario
+def an_argument_elsewhere() -> str:
+    add[(1,)](torch.zeros(64, device="meta"), numbers(64), torch.zeros(64), 64, BLOCK=64)
+    return "nothing was seen"
+
+
 def main() -> None:
     """Run the scenarios named behind the architecture, or all, and write what became of each."""
     triton_launch.install(sys.argv[1])

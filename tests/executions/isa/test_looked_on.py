@@ -48,3 +48,10 @@ def test_what_is_no_option_is_a_reason(stated: str, monkeypatch: pytest.MonkeyPa
     with pytest.raises(ValueError, match="each with a number, between commas"):
         triton_launch.launch_options()
     assert any(OPTIONS in reason for reason in triton_launch.unsupported("gfx950"))
+
+
+@pytest.mark.parametrize("waves", [3, 6, 32, 64])
+def test_waves_that_no_workgroup_has_are_a_reason(waves: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(OPTIONS, f"num_warps={waves}")
+    with pytest.raises(ValueError, match=rf"num_warps={waves}: num_warps should be one of 1, 2, 4, 8, 16$"):
+        triton_launch.launch_options()

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from impl.executions.isa import triton_launch
+from impl.executions.isa import lanes, machine, triton_launch
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[2]
@@ -88,6 +88,16 @@ def test_more_memory_than_a_workgroup_has_is_refused(told: Mapping[str, Mapping[
 
 
 @pytest.mark.parametrize("arch", ARCHS)
+def test_what_no_launch_can_be_is_refused(told: Mapping[str, Mapping[str, str]], arch: str) -> None:
+    assert told[arch]["more_waves_than_a_workgroup_has"] == (
+        "UnsupportedInstruction: 32 waves in a workgroup: it has 16 at most, which are 1,024 lanes"
+    )
+    assert told[arch]["an_argument_elsewhere"] == (
+        "UnsupportedInstruction: an argument lies on meta: executed is on the memory of this process"
+    )
+
+
+@pytest.mark.parametrize("arch", ARCHS)
 def test_the_hook_of_an_autotuner_s_configuration_is_called(told: Mapping[str, Mapping[str, str]], arch: str) -> None:
     assert told[arch]["the_hook_of_a_configuration"] == "right"
 
@@ -103,6 +113,8 @@ def test_every_kernel_of_the_stand_ins_is_asked_about(told: Mapping[str, Mapping
         "the_hook_of_a_configuration",
         "a_warm_up_that_launches_nothing",
         "more_memory_than_a_workgroup_has",
+        "more_waves_than_a_workgroup_has",
+        "an_argument_elsewhere",
         "executed",
     }
     assert set(told[arch]) == {*RIGHT, *WRONG, *others}
@@ -193,3 +205,24 @@ def test_asking_imports_no_compiler_and_a_process_executes_one_architecture_for_
     assert python("-c", INSTALL, "gfx950", "gfx950", "gfx942").stdout.splitlines() == [
         "[[], []] []", "installed gfx950", "installed gfx950", "this process executes gfx950 already"
     ]  # fmt: skip
+
+
+def test_an_executor_that_cannot_be_read_is_compiled_anew(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    place = tmp_path / "isa_0"
+    place.mkdir()
+    (place / "core.run-1.py311.nbi").write_bytes(b"broken")
+    (place / "core.run-1.py311.1.nbc").write_bytes(b"broken")
+    (tmp_path / "generated_lanes.py").touch()
+    tried = []
+
+    def run_nothing() -> None:
+        tried.append(sorted(path.suffix for path in place.iterdir()))
+        if tried[-1]:
+            raise EOFError("Ran out of input")
+
+    monkeypatch.setattr(machine, "_run_nothing", run_nothing)
+    monkeypatch.setattr(machine, "directory", lambda: tmp_path)
+    monkeypatch.setattr(lanes, "directory", lambda: tmp_path)
+    machine.warm.__wrapped__()
+    assert tried == [[".nbc", ".nbi"], []]
+    assert (tmp_path / "generated_lanes.py").exists()
