@@ -1122,6 +1122,11 @@ def step_vector(r, w, v, vk, half, s, sk, literals, buffers, addresses, pointers
     if (known & written) != written and r[row.MASK] < 0 and (r[row.PARTS] or packed_halves):
         known = known_by_halves(r, vk, half, s, sk, w, literals, execute, False)
         known_low = known_by_halves(r, vk, half, s, sk, w, literals, execute, True) if packed_halves else known
+    if r[row.UPWARD]:
+        # The low word of the result knows nothing of the high words. A carry may lie over a source.
+        known_low = _ALL
+        for place in range(r[row.SOURCES]):
+            known_low &= known_of(r, place, vk, sk, execute, True)
     mode = w[MODE]
     op = r[row.OP]
     vectors[op >> 5](
@@ -1147,11 +1152,6 @@ def step_vector(r, w, v, vk, half, s, sk, literals, buffers, addresses, pointers
             result[lane] = (result[lane] & u32(0xFFFF)) | (result[64 + lane] << u32(16))
     if r[row.CLAMP] == row.CLAMP_FLOAT:
         clamp_floats(r, result)
-    if r[row.UPWARD]:
-        # The low word of the result knows nothing of the high words.
-        known_low = _ALL
-        for place in range(r[row.SOURCES]):
-            known_low &= known_of(r, place, vk, sk, execute, True)
     whole = (known & known_low & written) == written and r[row.SELECT_DST] & row.KEEP_REST == 0
     for word in range(r[row.DST_WORDS]):
         write_lanes(v, r[row.DST] + word, result, word * 64, written, r[row.SELECT_DST])

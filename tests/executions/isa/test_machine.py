@@ -589,6 +589,10 @@ FINE = {
         "s_mov_b64 exec, 1\nv_mov_b32_e32 v9, 0\nv_mov_b32_e32 v10, 0\nglobal_store_dword v9, v10, s[6:7]"
     ),
     "a value that nobody uses": Watched("v_add_f32_e32 v10, v9, v9\nv_mul_f32_e32 v11, v10, v0\ns_add_u32 s21, s20, s20"),
+    "a high word that the low one does not need, and a carry over a source": Watched(
+        "v_mov_b32_e32 v8, 0\ns_mov_b32 s14, 4\nv_mad_u64_u32 v[2:3], s[14:15], v0, s14, v[8:9]\n"
+        "global_store_dword v1, v2, s[6:7]"
+    ),
     "what a selection does not choose": Watched(
         "v_cmp_gt_u32_e32 vcc, 0x100, v0\ns_nop 1\nv_cndmask_b32_e32 v2, v9, v0, vcc\nglobal_store_dword v1, v2, s[6:7]"
     ),
