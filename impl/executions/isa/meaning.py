@@ -114,7 +114,6 @@ _INTEGERS = _same("uu", "u", {
     "v_subrev_u32": "saturate_u32(b - a, clamp)",
     "v_lshlrev_b32": f"b << (a {_SHIFT})",
     "v_lshrrev_b32": f"b >> (a {_SHIFT})",
-    "v_lshl_b32": f"a << (b {_SHIFT})",
     "v_bfm_b32": "((1 << (a & 31)) - 1) << (b & 31)",
     "v_mul_lo_u32": "a * b",
     "v_mul_hi_u32": "high_product(a, b)",
@@ -244,7 +243,6 @@ _FLOATS = _same("f", "f", {
     "v_min_f32": "smaller(a, b)",
 }) | _same("fff", "f", {
     "v_fma_f32": "fma32(a, b, c)",
-    "v_mad_f32": "a * b + c",
     "v_max3_f32": "larger(larger(a, b), c)",
     "v_min3_f32": "smaller(smaller(a, b), c)",
     "v_med3_f32": "middle(a, b, c)",
@@ -290,7 +288,6 @@ _HALVES = _same("ww", "w", {
     "v_min_f16": "smaller(a, b)",
 }, half=True) | {
     "v_fma_f16": Vector("hhh", (("h", "f64(a) * f64(b) + f64(c)"),), half=True, keeps=True),
-    "v_fmac_f16": Vector("hhh", (("h", "f64(a) * f64(b) + f64(c)"),), half=True, accumulates=True),
     "v_ldexp_f16": Vector("hs", (("h", "scale64(f64(a), b)"),), half=True),
     "v_rcp_f16": Vector("h", (("h", "1.0 / f64(a) if a != 0 else math.copysign(math.inf, a)"),), half=True),
     "v_log_f16": Vector("h", (("h", "logarithm64(f64(a))"),), half=True),

@@ -7,7 +7,7 @@ import pytest
 from impl.executions.isa.coverage import modelled
 from impl.executions.isa.single import run_lines
 from impl.executions.isa.unsupported import UnsupportedInstruction
-from tests.executions.isa.statements import ARCHS
+from tests.executions.isa.statements import ARCHS, RENAMED, instructions
 
 # Mnemonics without their encodings' suffixes: of the kernels of vLLM and AITER that Triton 3.9 compiled for both
 # architectures, and of the small kernels beside this file.
@@ -117,3 +117,14 @@ def test_what_is_not_known_is_refused_by_name(arch: str, line: str) -> None:
     with pytest.raises(UnsupportedInstruction) as refused:
         run_lines(arch, line)
     assert line.split()[0].removesuffix("_e32") in str(refused.value)
+
+
+# Of no statement of their own in the document, and asked elsewhere: as moves and as nothing.
+STATED_APART = frozenset(("v_accvgpr_mov_b32", "v_accvgpr_read_b32", "v_accvgpr_write_b32", "v_nop"))
+
+
+def test_no_vector_instruction_is_modelled_without_a_statement() -> None:
+    stated = {key.split()[1].lower().removesuffix("_e32").removesuffix("_e64") for key in instructions()}
+    stated = {RENAMED.get(name, name) for name in stated}
+    vectors = {name for name in modelled() if name.startswith("v_") and not name.startswith("v_mfma_")}
+    assert vectors - stated == STATED_APART
