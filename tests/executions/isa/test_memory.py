@@ -302,7 +302,8 @@ def test_global_addresses_from_a_scalar_base_take_32_unsigned_bits_of_offset(arc
     before[ADDRESS] = np.random.default_rng(63).permutation(1000)[:64] * 4
     low = base - 0x80000000  # the offset's top bit is no sign
     before[ADDRESS] += np.uint32(0x80000000)
-    sgpr = scalars(SOME, s8=low & 0xFFFFFFFF, s9=low >> 32)
+    # Below zero where the memory lies low: addresses wrap.
+    sgpr = scalars(SOME, s8=low & 0xFFFFFFFF, s9=low >> 32 & 0xFFFFFFFF)
     line = f"global_load_dword v{DESTINATION}, v{ADDRESS}, s[8:9] offset:16"
     after = run_lines(arch, line + MEMORY_WAIT, vgpr=before, sgpr=sgpr, memory={base: memory}).vgpr
     for lane in range(64):
