@@ -86,10 +86,11 @@ def _compile_executor(on: Execution, console: Console) -> None:
         line, env=worker_environment(on), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
     ) as warming:
         try:
-            _, said = warming.communicate(timeout=_LOADED)
-        except subprocess.TimeoutExpired:
-            console.print("compiling the executor of machine code, which takes a minute or more and is kept")
-            _, said = warming.communicate()
+            try:
+                _, said = warming.communicate(timeout=_LOADED)
+            except subprocess.TimeoutExpired:
+                console.print("compiling the executor of machine code, which takes a minute or more and is kept")
+                _, said = warming.communicate()
         except BaseException:
             warming.kill()
             raise

@@ -723,3 +723,21 @@ def test_an_executor_that_does_not_start_is_a_sentence(tmp_path: Path, monkeypat
     said = io.StringIO()
     _compile_executor("isa:gfx950", Console(file=said, width=200))
     assert said.getvalue() == "the executor of machine code does not start: OSError: no [room]\n"
+
+
+def test_an_interrupt_ends_the_compilation_of_the_executor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # A stand-in for the interpreter, and an interrupt just when the wait is told.
+    python = tmp_path / "python"
+    python.write_text(f"#!/bin/sh\necho $$ > {tmp_path}/pid\nexec sleep 60\n")
+    python.chmod(0o755)
+
+    def interrupted(_self: Console, *_said: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(sys, "executable", str(python))
+    monkeypatch.setattr("reports.sweep._LOADED", 1.0)
+    monkeypatch.setattr(Console, "print", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        _compile_executor("isa:gfx950", Console())
+    with pytest.raises(ProcessLookupError):
+        os.kill(int((tmp_path / "pid").read_text()), 0)
