@@ -17,7 +17,7 @@ import os
 import random
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
@@ -361,15 +361,14 @@ def _further(target: Target, level: Level) -> Iterator[str | None]:
     if level == "smoke":
         yield None
         return
-    asked: set[str] = set()
     near = _near(target)
-    for case in itertools.chain(_launching(target, "default"), itertools.islice(near, _NEAR)):
-        if case not in asked:
-            asked.add(case)
-            yield case
-    yield None
-    above = _launching(target, "nightly") if level == "nightly" else ()
-    for case in itertools.chain(itertools.islice(near, _MOST_NEAR - _NEAR), above):
+    parts: list[Iterable[str | None]] = [
+        _launching(target, "default"), itertools.islice(near, _NEAR), (None,), itertools.islice(near, _MOST_NEAR - _NEAR)
+    ]  # fmt: skip
+    if level == "nightly":
+        parts.append(_launching(target, "nightly"))
+    asked: set[str | None] = set()
+    for case in itertools.chain.from_iterable(parts):
         if case not in asked:
             asked.add(case)
             yield case
@@ -424,15 +423,16 @@ def _asked_with(edited: machine.Kernel, target: Target, case: str, limit: int) -
         return _asked_once(case, target.impl, target.on)
 
 
-def _launching(target: Target, level: Level) -> list[str]:
-    """The cases of a level, and of none below it, in which an implementation launches a compilation."""
+def _launching(target: Target, level: Level) -> Iterator[str]:
+    """The first cases of a level, and of none below it, in which an implementation launches a compilation."""
     below = LEVELS[: LEVELS.index(level)]
     known = {case.id for lower in below for case in sweep_cases(target.op, lower, 0)}
-    found: list[str] = []
-    for case in sweep_cases(target.op, level, 0):
-        if len(found) < _MOST_FURTHER and case.id not in known and target.key in _keys(case, target.impl, target.on):
-            found.append(case.id)
-    return found
+    found = (
+        case.id
+        for case in sweep_cases(target.op, level, 0)
+        if case.id not in known and target.key in _keys(case, target.impl, target.on)
+    )
+    yield from itertools.islice(found, _MOST_FURTHER)
 
 
 @functools.cache
